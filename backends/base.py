@@ -1,4 +1,4 @@
-"""What an engine's loop asks of whoever executes its plans: the simulated hardware, or a live
+"""What an engine's loop asks of the executor of its plans: the simulated hardware, or a live
 engine."""
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Backend(Protocol):
         ...
 
     def withdraw(self, row: int) -> None:
-        """The request in `row` is no more, though it has not got all its tokens."""
+        """The request in `row` ended before its last token."""
         ...
 
     def fetched(self, row: int) -> None:
         """The KV of all but the last token of `row` has come from another engine, so that its first
-        step is a decode. By default nobody fetches."""
+        step is a decode. By default no row fetches."""
 
     def execute(
         self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0
@@ -87,7 +87,7 @@ class Backend(Protocol):
 
     def slow(self, factor: float) -> None:
         """Steps that begin from now on take `factor` times as long as they would; 1: as before. By
-        default nobody can make them."""
+        default they cannot be made."""
         raise TypeError(f"{type(self).__name__} takes as long as it takes")
 
     def cut(self, executed: Executed, steps: int) -> None:

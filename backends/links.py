@@ -28,7 +28,7 @@ from twinserve.profiles.specs import GpuSpec
 
 
 def evenly(allreduce_share: float) -> tuple[float, float]:
-    """Nobody looks who else is there: a transfer and an all-reduce get half of the rate while both
+    """Neither side looks for others: a transfer and an all-reduce get half of the rate while both
     go on."""
     return 1.0 / (1.0 + allreduce_share), 1.0
 
@@ -84,7 +84,7 @@ class PcieLink:
         return max(self.to_host.free_at, self.to_device.free_at)
 
     def lose(self, now: float) -> None:
-        """The device is no more."""
+        """The device has failed."""
         self.to_host.lose(now)
         self.to_device.lose(now)
 

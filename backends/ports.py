@@ -10,7 +10,7 @@ A transfer takes a path of ports.
   that is read over PCIe leaves PCIe to others meanwhile. So a port gets no more bytes than its rate
   allows, however many send to it: eight senders to one receiving port share that port's rate.
 - Latency keeps no port busy: the next transfer begins when the bytes of the one before have passed.
-- What was queued stays charged. If nobody wants the bytes any more, since their request was
+- What was queued stays charged. If the bytes are no longer wanted, since their request was
   withdrawn or their target failed, the ports carry them all the same.
 """
 
@@ -26,7 +26,7 @@ class Transfer:
     """`size` bytes on their way.
 
     begin_s, lands_s  when the path was free for it, and when all of it has arrived
-    lost              set before it lands: its target is no more
+    lost              set before it lands: its target has failed
     """
 
     size: int
@@ -68,7 +68,7 @@ class Port:
         heappush(self._under_way, (transfer.lands_s, self._queued, transfer))
 
     def lose(self, now: float) -> None:
-        """Whoever is at its end is no more: what has not landed by `now` is lost. The port carries
+        """The device at its end has failed: what has not landed by `now` is lost. The port carries
         it all the same."""
         self.settle(now)
         for _, _, transfer in self._under_way:

@@ -80,7 +80,7 @@ class SpeculatingBackend(SimulatedBackend):
     def _pooled(self, plan: StepPlan, emitting: np.ndarray) -> VerifyingComposition:
         requests, rows, tokens = self.requests, plan.rows, plan.tokens
         resident = requests.computed_tokens[rows]
-        # of rows that ended after they were planned, too: they are computed for nobody; and of new
+        # of rows that ended after they were planned, too: they are computed in vain; and of new
         # ones that lack a single token and are padded to the length of a decode
         decode = (requests.output_tokens[rows] > 0) | (tokens > 1)
         decode &= requests.known_tokens(rows) - resident <= 1

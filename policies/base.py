@@ -236,7 +236,7 @@ class Policy(ABC, Generic[PolicyOptions]):
     def on_finish(self, row: int) -> None: ...
 
     def on_withdraw(self, row: int) -> None:
-        """The request is no more, and did not reach its end: its client left, or gave up. Forget
+        """The request ended before its last token: its client left, or gave up. Forget
         the row wherever it is (it may wait, run, be swapped out, or have a transfer under way), and
         never plan it again. How long it would have been is not known: there is nothing to learn.
         Its memory returns without the policy.

@@ -39,7 +39,7 @@ DEVICE, HOST = Place("device"), Place("host")
 
 
 class Hold(Enum):
-    """Who waits for a transfer."""
+    """Rows that wait for a transfer."""
 
     NOTHING = "nothing"  # its destination is not needed yet
     REQUEST = "request"  # the request is not ready before it ended; the step goes on

@@ -284,7 +284,7 @@ class Profile(BaseModel):
 
     def check_shared_prefix(self) -> None:
         """Raises ProfileError where its form cannot tell what reading less KV would save, and for
-        latent attention: its decodes may take as long as they multiply, which nobody shares."""
+        latent attention: its decodes may take as long as they multiply, which are not shared."""
         if self.dp > 1:
             raise ProfileError(
                 f"--shared-prefix: is not known of the data-parallel ranks of {self.name}; drop it"

@@ -14,7 +14,7 @@ real-time, offline ones those of class best-effort.
   no copy on the host, so many are copied beside the step; first of those that would be preempted
   first. Preempting a request moves only what has no copy.
 - *Swap-in.* A request comes back beside the steps and runs when its KV has landed; offline ones
-  when nobody online waits.
+  when no online request waits.
 
 docs/policies.md says what was settled where the paper is open, and what is left out.
 """
@@ -137,7 +137,7 @@ class ConservePolicy(Policy[ConserveOptions]):
         return plan
 
     def _move(self, plan: StepPlan, requests: RequestTable) -> None:
-        """Who gets KV, and who loses all of it, is in another set from now on."""
+        """A row that gets KV, or loses all of it, is in another set from now on."""
         lost = [row for row, kind in plan.preempted if kind is Preemption.RECOMPUTE]
         for row in [*(row for row, _ in plan.admitted), *lost]:
             first = bool(requests.service_class[row] == _ONLINE)
@@ -148,7 +148,7 @@ class ConservePolicy(Policy[ConserveOptions]):
 
     def _same_chunk(self, online: _Rows, offline: _Rows, plan: StepPlan, ledger: KvLedger) -> bool:
         """Whether the next plan is this one, as long as the prompt in it has chunks left. The token
-        budget ends in that prompt: nobody behind it is looked at, and what holds memory there
+        budget ends in that prompt: no row behind it is looked at, and what holds memory there
         pauses. Online requests before it must not wait for memory, of which they may come to need
         less; nor may a copy be due."""
         if plan.admitted or plan.moves or sum(plan.tokens.tolist()) < self._tokens:
@@ -217,8 +217,8 @@ class ConservePolicy(Policy[ConserveOptions]):
 
     @staticmethod
     def _held(plan: StepPlan, moves: list[KvMove]) -> list[KvMove]:
-        """Who waits: the step for memory that a preemption frees, a request that comes back for its
-        own KV."""
+        """What waits: the step for memory that a preemption frees, a request that comes back for
+        its own KV."""
         victims, back = {row for row, _ in plan.preempted}, set(plan.swapped_in)
         for index, move in enumerate(moves):
             if move.source == DEVICE and move.row in victims:

@@ -12,7 +12,7 @@ NSDI 2026 as FastServe), Sec. 4.1 to 4.3; where it is silent the authors' `fasts
 - *Batch.* By queue, then by when a request entered it; prefills and decodes together, prompts
   whole; at most max_num_seqs requests and max_num_batched_tokens tokens (a longer prompt runs
   alone).
-- *Swapping.* Whoever is left out keeps its KV while there is room; for a more urgent one it goes to
+- *Swapping.* A row left out keeps its KV while there is room; for a more urgent one it goes to
   the host, from the end of the order. *Proactively*, `min_free_blocks` blocks are kept free for
   those to come: beside the step, requests that are left out go to the host, the largest ENST
   (estimated next scheduled time) first; with more than twice as much free, they come back, the
@@ -48,7 +48,7 @@ class MlfqOptions(Options):
     queues           how many; None: as many as the longest prompt (max_model_len) needs
     starve_limit     seconds without an iteration after which a request enters the first queue;
                      none: no promotion
-    skip_join        off: everybody joins the first queue (a plain MLFQ)
+    skip_join        off: every request joins the first queue (a plain MLFQ)
     preemption_mode  what happens to the KV of a request that gives way; with the host full it is
                      recomputed
     proactive        swap before memory is short, beside the steps
@@ -184,7 +184,8 @@ class MlfqPolicy(Policy[MlfqOptions]):
         ledger: KvLedger,
     ) -> dict[int, Hold]:
         """After all grants of the step, and beside it: what is given up here is used by the next
-        plan at the earliest. Returns who waits for the transfers of the rows that are swapped."""
+        plan at the earliest. Returns which rows wait for the transfers of the rows that are
+        swapped."""
         requests, swapped = view.requests, {}
         if len(paused) and ledger.free_blocks < self.reserve:
             for row in self._by_next_scheduled(paused, view)[::-1].tolist():
@@ -221,8 +222,8 @@ class MlfqPolicy(Policy[MlfqOptions]):
         ledger: KvLedger,
     ) -> None:
         """The same batch again until the order changes, if it is the first of the order and it has
-        all the seats, or nobody else holds memory (who has none now finds none later), or the next
-        in order has too long a prompt to run beside it."""
+        all the seats, or no other row holds memory (a row that has none now finds none later), or
+        the next in order has too long a prompt to run beside it."""
         n = len(plan.rows)
         if not np.array_equal(plan.rows, order[:n]):
             return

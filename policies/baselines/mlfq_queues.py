@@ -1,5 +1,5 @@
-"""The queues of a skip-join multi-level feedback queue: who is in which, since when, and how much
-of its quantum is left.
+"""The queues of a skip-join multi-level feedback queue: which row is in which, since when, and how
+much of its quantum is left.
 
 All of it is a function of time and of when rows came into the batch and left it, so that nothing
 needs to be looked at while the same batch runs. What a plan asks takes time in proportion to the
@@ -65,7 +65,7 @@ class FeedbackQueues:
         self._leaves([row], now)
 
     def end(self, row: int) -> None:
-        """`row` is no more. Until the next batch it stays in this one, where its quantum would end
+        """`row` has ended. Until the next batch it stays in this one, where its quantum would end
         again and again over the time that nothing runs."""
         self._until[row] = math.inf
         self._alive[row] = False
@@ -111,7 +111,7 @@ class FeedbackQueues:
         self._batch = batch
 
     def next_change(self) -> float:
-        """When the order changes if nobody enters or leaves the batch."""
+        """When the order changes if no row enters or leaves the batch."""
         demotion = float(self._until[self._batch].min(initial=math.inf))
         first = self._first_starving()
         promotion = math.inf if first is None else self.left_out[first] + self.starve_limit
@@ -148,8 +148,8 @@ class FeedbackQueues:
         return bool(out and self.level[row] > 0 and self.left_out[row] == since)
 
     def _first_starving(self) -> int | None:
-        """Who has been out of the batch for longest, of those below the first queue: no row enters
-        a lower queue while it is out. What does not hold any more is forgotten."""
+        """The row that has been out of the batch for longest, of those below the first queue: no
+        row enters a lower queue while it is out. What does not hold any more is forgotten."""
         heap = self._starving
         while heap:
             since, row = heap[0]

@@ -7,7 +7,7 @@ B_base requests run in an iteration. Where it is silent, we chose:
 
 - *Whose turn.* A queue of whose requests none can run gives its turn away, so no iteration is
   spent on nothing. The iteration after one for a class is the other class's.
-- *Who gives way when memory is short.* The last to arrive of the same class, by recomputation. The
+- *What gives way when memory is short.* The last to arrive of the same class, by recomputation. The
   queues are independent and the class whose turn it is has no claim on the other's memory: taking
   it would be a priority, which is what this baseline lacks. Only where each queue is stuck on the
   other's memory, and so nothing at all can run, does the oldest request take that of the youngest,
@@ -74,7 +74,7 @@ class RoundRobinPolicy(Policy[RoundRobinOptions]):
             self.turn = 1 - int(view.requests.service_class[plan.rows[0]])
         plan.moves = ledger.take_moves()
         if not len(self.queues[self.turn]) and self._everybody_runs(plan, view.requests):
-            shut = len(plan.rows) == len(self.queues[1 - self.turn])  # nobody waits
+            shut = len(plan.rows) == len(self.queues[1 - self.turn])  # no row waits
             plan.valid_for = further_steps(plan, view.requests, ledger, shut)
         return plan
 
@@ -89,7 +89,7 @@ class RoundRobinPolicy(Policy[RoundRobinOptions]):
         return fill(view, ledger, holders, seats=1, chunk=self.options.chunk)
 
     def _everybody_runs(self, plan: StepPlan, requests: RequestTable) -> bool:
-        """Nobody who holds memory is paused. (Who waits for memory or a seat now still will while
-        nobody ends.)"""
+        """No row with memory is paused. (A row that waits for memory or a seat still will while
+        no row ends.)"""
         rows = self.queues[1 - self.turn].rows
         return len(plan.rows) == np.count_nonzero(requests.state[rows] == _RUNNING)

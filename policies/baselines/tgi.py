@@ -5,7 +5,7 @@ Source: text-generation-inference 2.x, `backends/v3/src/backend.rs` (`batching_t
 
 - One batch decodes, all of it in each step. It is charged with tokens: of each request the prompt
   and all that it may generate. The sum stays within `max_batch_total_tokens`, and memory for all of
-  it is set aside, so nobody is preempted.
+  it is set aside, so no row is preempted.
 - Prompts are a step of their own, during which the batch pauses: from the front of the queue,
   whole, while `max_batch_prefill_tokens`, seats and what is left of the total last. The first that
   does not fit ends it. Then they join the batch, and a decode follows.
@@ -15,9 +15,10 @@ Source: text-generation-inference 2.x, `backends/v3/src/backend.rs` (`batching_t
 
 Ours: a client of TGI says how much may be generated, and the answer is cut there. Requests here end
 where the trace says, which no policy may see. So `max_new_tokens` stands for what every client asks
-for, and who reaches it asks for more: where the batch has room the request is charged again and
-goes on, otherwise it leaves and waits at the front, to be computed again with what it has generated
-as part of its prompt. Left out: padding, speculation, sliding windows, the chunked prompts of 3.x.
+for, and a row that reaches it asks for more: where the batch has room the request is charged again
+and goes on, otherwise it leaves and waits at the front, to be computed again with what it has
+generated as part of its prompt. Left out: padding, speculation, sliding windows, the chunked
+prompts of 3.x.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class TgiPolicy(Policy[TgiOptions]):
                 self.prefill_budget,
                 "the option max_batch_prefill_tokens",
             )
-        # in order of arrival; who had to leave the batch is among the first again
+        # in order of arrival; a row that had to leave the batch is among the first again
         self.waiting: list[int] = []
         self.running: list[int] = []
         self._rows: np.ndarray | None = None  # `running` as an array, until it changes
@@ -129,7 +130,7 @@ class TgiPolicy(Policy[TgiOptions]):
             known = requests.known_tokens(plan.rows)
             further = min(further, int((self._charge[plan.rows] - known).min()) - 1)
             if self.waiting and must_decode:
-                further = 0  # who waits was not looked at
+                further = 0  # waiting rows were not looked at
             elif self.waiting and not forced:
                 further = min(further, self.options.max_waiting_tokens - waited - 1)
             plan.valid_for = max(0, further)
@@ -246,7 +247,7 @@ class TgiPolicy(Policy[TgiOptions]):
         if charge > known:
             self._charge[row] = charge
         elif len(self.running) == 1:
-            self._charge[row] = known + 1  # nobody else is charged with anything
+            self._charge[row] = known + 1  # no other row is charged with anything
         else:
             self._leave(row, plan, ledger)
 

@@ -157,7 +157,7 @@ class VllmPolicy(Policy[VllmOptions]):
         return self._grant_one_by_one(plan, requests, ledger, cap)
 
     def _long_prefill_cap(self) -> int:
-        """A lone request has nobody to starve: it may use the whole budget."""
+        """A lone request starves no other: it may use the whole budget."""
         here = len(self.running) + len(self.waiting) + len(self.fetching) + len(self._passed)
         alone = self._rules.lone_prompt_uncapped and here <= 1
         return 0 if alone else self.options.long_prefill_token_threshold
@@ -240,8 +240,8 @@ class VllmPolicy(Policy[VllmOptions]):
         return index + stopped, budget - int(wanted[served].sum())
 
     def _victim(self, requests: RequestTable) -> int:
-        """Index into `running` of who goes first: the last one, or the least urgent (later arrival
-        on a tie)."""
+        """Index into `running` of the row that goes first: the last one, or the least urgent
+        (later arrival on a tie)."""
         if self.options.scheduling == "fcfs":
             return len(self.running) - 1
         rows = self.running

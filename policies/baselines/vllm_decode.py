@@ -7,13 +7,14 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`, `_handle_blocked_wa
 - A request whose KV is elsewhere takes all its blocks at once, beside what prompts under way still
   need, or the waiting loop ends. It then waits in a queue of those that hold KV, takes no tokens
   and no seat, and cannot be preempted.
-- That queue is drained before all other requests. Who has landed has its blocks cached, and its
-  last token left to compute. Of a failed load only the local hit is valid: with one the request
-  computes the rest in the blocks that it holds; without, they are freed and it starts over.
+- That queue is drained before all other requests. When a request's KV has landed, its blocks are
+  cached, and its last token left to compute. Of a failed load only the local hit is valid: with
+  one the request computes the rest in the blocks that it holds; without, they are freed and it
+  starts over.
 - After a preemption the prompt is computed here: KV is fetched once.
-- With asynchronous scheduling, who is computed in the step under way is not preempted
+- With asynchronous scheduling, a row computed in the step under way is not preempted
   (`_request_blocks_can_be_freed`): its blocks could be given to a load that writes into them at
-  once. Where it would be the victim, nobody else is granted anything, and others are admitted.
+  once. Where it would be the victim, no other row is granted anything, and others are admitted.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class VllmDecode(VllmPolicy):
         again = {row for row, _ in plan.admitted}  # after a load that failed
         self._in_prompt.difference_update(r for r, _ in plan.preempted if r not in again)
         granted = dict(zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True))
-        for row in list(self._in_prompt):  # who was admitted just now stays in any case
+        for row in list(self._in_prompt):  # a row admitted just now stays in any case
             computed = int(requests.computed_tokens[row]) + granted.get(row, 0)
             if computed >= requests.known_tokens(row):
                 self._in_prompt.remove(row)

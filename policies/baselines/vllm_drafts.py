@@ -7,7 +7,7 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`), `v1/core/sched/asy
 - Each row of a step takes `Drafting.slots` of the budget besides, and gets nothing where no more
   than that is left.
 - A row that is admitted with one token to compute, beside decodes alone, gets drafts that cannot be
-  right. Where the budget lacks room for them nobody else is admitted.
+  right. Where the budget lacks room for them no other row is admitted.
 - No plan stands for further steps: how many tokens the next one gives is not known.
 """
 

@@ -5,11 +5,11 @@ Source: vLLM 0.6 `vllm/core/scheduler.py` (`_schedule_default` and what it calls
 `vllm/core/block_manager_v1.py` (`can_allocate`, `can_append_slots`, `can_swap_in`),
 `vllm/config.py` (`SchedulerConfig`). A step is one of two kinds:
 
-- *Prefills*, if nobody is swapped out and the head of the waiting queue can be admitted: whole
+- *Prefills*, if no row is swapped out and the head of the waiting queue can be admitted: whole
   prompts in order while tokens, seats and blocks above the watermark last. Running requests pause.
 - *Decodes* otherwise: each running request in order of arrival needs one free block, whether it
   will use it or not; without one the last to arrive gives way, in the end the request itself. If
-  nobody had to, swapped requests come back, in order of arrival, while there is room for their KV
+  no row had to, swapped requests come back, in order of arrival, while there is room for their KV
   and one block more above the watermark.
 
 0.6.2 stopped sorting the running and swapped queues by arrival. That changes the order only of
@@ -56,7 +56,7 @@ class VllmV0Options(Options):
 class Queues:
     """Rows number requests in order of arrival, and each queue is kept sorted by row.
 
-    swaps  who loses its memory goes to the host, while that has room
+    swaps  a row that loses its memory goes to the host, while that has room
     """
 
     def __init__(self, swaps: bool) -> None:

@@ -1,4 +1,5 @@
-"""Whom an iteration of BROS serves, memory permitting (Wan et al., IEEE version, Algorithm 1)."""
+"""Rows that an iteration of BROS serves, memory permitting (Wan et al., IEEE version, Algorithm
+1)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A deadline of the paper binds the next token of a request, and a step gives at least one, whatever
 was right. So an iteration is bounded as if each request got one token. Then `drafts` decides:
 
-spare   Algorithm 1 chooses as without drafts. Whom it serves has drafts verified while the step
-        stays within the nearest deadline that can still be kept, the token budget, and memory
+spare   Algorithm 1 chooses as without drafts. Rows that it serves have drafts verified while the
+        step stays within the nearest deadline that can still be kept, the token budget, and memory
         that is free: real-time requests first, the most urgent one first, then best-effort ones.
         Nor do drafts take the time that was promised to a real-time request whose place a
         best-effort one has (constraint 6): its next iteration still ends before it is due.
@@ -14,7 +14,7 @@ With `draft_pace=given` a step that gave m tokens puts the next one off to m TPO
 tokens came together, as a token group of the ACM version does. Then a token may come later than one
 objective after the one before, and the mean of all stays below it.
 
-Steps are priced with verification, and with what drafting takes (parts/verifying.py). Nobody swaps,
+Steps are priced with verification, and with what drafting takes (parts/verifying.py). No row swaps,
 since engines with drafts do not; no plan stands for further steps.
 """
 
@@ -61,7 +61,7 @@ class BrosDrafts(BrosPolicy):
         self._slots = self.limits.drafting.slots
         self._given: dict[int, int] = {}  # tokens of each row's last step, where it was several
         self._real_time: tuple[Batch, np.ndarray]  # of this plan, and their residual times
-        self._replaced = EMPTY  # of this plan: who gave a place to a best-effort request
+        self._replaced = EMPTY  # of this plan: rows that gave a place to a best-effort request
 
     # -- events ------------------------------------------------------------------------------------
     def on_finish(self, row: int) -> None:
@@ -175,12 +175,12 @@ class BrosDrafts(BrosPolicy):
         return dict(zip(everyone.rows.tolist(), residual.tolist(), strict=True))
 
     def _bound(self, batch: Batch, due: dict[int, float], requests: RequestTable) -> float:
-        """Seconds that a step may take so that nobody is late for its drafts. batch: who is served,
+        """Seconds that a step may take so that no row is late for its drafts. batch: rows served,
         without drafts."""
         everyone, residual = self._real_time
         bound = self._by_urgency(everyone, residual, requests).bound
-        # That bound leaves out whoever would be late behind all that are more urgent. Where some of
-        # these found no memory, the step without them may be in time.
+        # That bound leaves out rows that would be late behind all that are more urgent. Where some
+        # of these found no memory, the step without them may be in time.
         plain = self.estimator.seconds(batch)
         served = [due[row] for row in batch.rows.tolist() if row in due]
         bound = min([bound, *(left for left in served if left >= plain)])

@@ -116,7 +116,7 @@ class BrosExactPolicy(BrosPolicy):
 
     def _stands(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:
         """Each iteration is solved anew, but where the solution is plain: real-time requests alone,
-        all who have memory decode and keep their objectives together, and nobody waits who could
+        all rows with memory decode and keep their objectives together, and no row waits that could
         change that."""
         if not self._solves or not len(self.be_waiting) + len(self.be_pending):
             super()._stands(step, batch, real_time)
@@ -124,9 +124,9 @@ class BrosExactPolicy(BrosPolicy):
     def _keeps_out(
         self, step: PlanInProgress, running: Batch, residual: np.ndarray, bound: float
     ) -> bool:
-        """Of a solved iteration: whether no other batch will be as good as that of all who have
-        memory, and until when: those that wait either lose their deadlines anyhow, or can still
-        keep them later."""
+        """Of a solved iteration: whether no other batch will be as good as that of all rows that
+        have memory, and until when: those that wait either lose their deadlines anyhow, or can
+        still keep them later."""
         if not self._solves:
             return super()._keeps_out(step, running, residual, bound)
         solved, self._solved = self._solved, None
@@ -191,7 +191,9 @@ class BrosExactPolicy(BrosPolicy):
         residual = np.concatenate([left[:first], residual, left[first:]])
         costs = self.estimator.prefixes(everyone)
         savable = (residual >= costs).nonzero()[0]  # behind those that run, these only become fewer
-        if not first:  # who runs keeps the nearest deadline; the next one is too long to join them
+        if (
+            not first
+        ):  # a running row keeps the nearest deadline; the next one is too long to join them
             fits = len(running)
             if costs[fits] <= residual[0]:
                 return 0.0
@@ -223,7 +225,7 @@ class BrosExactPolicy(BrosPolicy):
             urgent, candidates, size, step.view.requests, step.ledger
         )
         found = self.solve(instance)
-        if found is None:  # nobody has memory to go on
+        if found is None:  # no row has memory to go on
             self._kind = "memory_steps"
             return greedy
         n = instance.real_time

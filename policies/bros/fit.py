@@ -281,7 +281,7 @@ class BrosFitPolicy(FitBestEffort):
         return plan
 
     def _place_anyone(self, step: FitStep) -> None:
-        """Everybody waits for memory that others hold: as `bros` does."""
+        """All rows wait for memory that others hold: as `bros` does."""
         requests = step.view.requests
         real_time = np.concatenate([self.rt_pending.rows, self.rt_waiting.rows[:REACH]])
         best_effort = np.concatenate([self.be_pending.rows, self.be_waiting.rows[:REACH]])
@@ -309,7 +309,7 @@ class BrosFitPolicy(FitBestEffort):
         return Batch(rows, left > 1, left, computed + left, ledger.missing_tokens(rows))
 
     def _stands(self, step, batch: Batch, real_time: int) -> None:
-        """Everybody decodes and nobody waits: that stays so while the bound holds all of them."""
+        """All rows decode and none waits: that stays so while the bound holds all of them."""
         if self.options.group_size > 1 or self.options.adaptive_batch or len(self.rt_waiting):
             return
         plan, requests = step.plan, step.view.requests

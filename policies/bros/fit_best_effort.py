@@ -1,5 +1,5 @@
 """Best-effort requests under `chunk=fit` (docs/bros.md): time for their decodes before real-time
-prompts are cut, memory after them, and what nobody else uses for their prompts."""
+prompts are cut, memory after them, and what is left for their prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from twinserve.policies.requests import RequestClass, RequestTable, State
 _REAL_TIME = int(RequestClass.REAL_TIME)
 _RUNNING = int(State.RUNNING)
 NOBODY = np.zeros(0, np.int64)
-# of fit_age_s, after which real-time newcomers leave memory to who waits so long
+# of fit_age_s, after which real-time newcomers leave memory to requests that wait so long
 _PATIENCE = 4
 REACH = 512  # waiting requests that are looked at: of real-time ones first those not late yet
 
@@ -71,7 +71,8 @@ class FitBestEffort(BrosPolicy):
 
     def _longest_step(self) -> float:
         """Estimated seconds of one with a best-effort prompt: a share of the least TTFT objective,
-        since who arrives in it waits for its end; never so little that nothing could be done."""
+        since a request that arrives in it waits for its end; never so little that nothing could be
+        done."""
         if self._least_ttft == np.inf:
             return np.inf
         shortest = self.cost.seconds(Load(decodes=1, context=1, longest=1))

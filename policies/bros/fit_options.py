@@ -12,7 +12,7 @@ from twinserve.policies.bros.options import BrosOptions
 class BrosFitOptions(BrosOptions):
     """Those of `bros`, and
 
-    fit_order      whom prompts are computed in order of. savable: residual time, those that can no
+    fit_order      order of prompts. savable: residual time, those that can no
                    longer be kept last; residual: residual time alone, as printed; arrival: arrival
     fit_estimator  what step times are estimated by, where `--estimator` names nothing else. step:
                    beta once a step, chunks by what they attend to; printed: the paper's form

@@ -1,4 +1,4 @@
-"""An iteration of `chunk=fit` while it is composed: who is in it, what it takes, what it still has
+"""An iteration of `chunk=fit` while it is composed: its rows, what it takes, what it still has
 room for."""
 
 from __future__ import annotations

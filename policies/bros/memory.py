@@ -38,10 +38,10 @@ def place_plain(step: PlanInProgress, batch: Batch) -> tuple[np.ndarray, list[in
 def in_want(
     step: PlanInProgress, batch: Batch, done: np.ndarray, others: list[int]
 ) -> Iterator[tuple[int, Callable[..., bool]]]:
-    """Those of `others` (indices of `batch`, in order) whom memory has to be found for, one by one,
-    and by what: `take_from` for one that has just been refused, else `acquire`. Who before them
-    grows without dropping anybody does so, and is marked in `done` (bool[n]); who has been dropped
-    in the meantime is left out."""
+    """Those of `others` (indices of `batch`, in order) that memory has to be found for, one by one,
+    and by what: `take_from` for one that has just been refused, else `acquire`. A row before
+    them that grows without dropping another does so, and is marked in `done` (bool[n]); one that
+    has been dropped in the meantime is left out."""
     left = np.array(others, np.int64)
     while len(left):
         left, refused = _grow_first(step, batch, done, left)
@@ -54,7 +54,7 @@ def _grow_first(
     step: PlanInProgress, batch: Batch, done: np.ndarray, left: np.ndarray
 ) -> tuple[np.ndarray, bool]:
     """Those at the front of `left` (indices, int64) that hold memory and find what they lack
-    without dropping anybody get it, and are marked in `done`. Returns the others, without dropped
+    without dropping another get it, and are marked in `done`. Returns the others, without dropped
     ones, and whether the first of them has just been refused."""
     if step.dropped:
         left = left[step.keeps(batch.rows[left])]
@@ -71,13 +71,13 @@ def _grow_first(
 class Hopeless:
     """How many tokens a best-effort newcomer need not ask for in this step.
 
-    tokens  who needs so many or more would find nothing
+    tokens  a row that needs so many or more would find nothing
     """
 
     def __init__(self, step: PlanInProgress) -> None:
         self._step = step
-        self._refused = np.inf  # the least that somebody asked for in vain
-        self._limit = np.inf  # what the ledger has, as long as nobody else is dropped
+        self._refused = np.inf  # the least that was asked for in vain
+        self._limit = np.inf  # what the ledger has, as long as no other row is dropped
         self._dropped = -1
 
     @property
@@ -111,8 +111,8 @@ def acquire(step: PlanInProgress, row: int, tokens: int, victims: Victims | np.n
 
 
 def take_from(step: PlanInProgress, row: int, tokens: int, victims: Victims | np.ndarray) -> bool:
-    """`acquire` for a row that `find` had nothing for. Nobody is dropped without whom it would have
-    been enough."""
+    """`acquire` for a row that `find` had nothing for. No row is dropped without which it would
+    have been enough."""
     rivals = victims.rows if isinstance(victims, Victims) else victims
     rivals = rivals[step.view.requests.state[rivals] == _RUNNING]
     if step.dropped:
@@ -132,7 +132,7 @@ def take_from(step: PlanInProgress, row: int, tokens: int, victims: Victims | np
 
 
 def find(step: PlanInProgress, row: int, tokens: int) -> bool:
-    """FindBlock / FindPreemptBlock: what the ledger can give without dropping anybody."""
+    """FindBlock / FindPreemptBlock: what the ledger can give without dropping a row."""
     held = step.ledger.held_blocks(row)
     if not _granted(step, row, tokens):
         return False

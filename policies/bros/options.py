@@ -32,8 +32,8 @@ class BrosOptions(Options):
     reserve         a best-effort newcomer waits until there is room for the whole of its prompt,
                     beside what those begun before it lack: with `chunk`, fewer lose their memory
     drafts          with --speculate, whose drafts a step verifies. spare: of those that it serves
-                    anyway, in the time that the nearest deadline leaves; always: of everybody, and
-                    whoever does not fit beside them waits
+                    anyway, in the time that the nearest deadline leaves; always: of all rows, and
+                    a row that does not fit with them waits
     draft_pace      with --speculate, when the next token is due after a step that gave m of them.
                     next: after one TPOT objective; given: after m of them, as a token group
     """

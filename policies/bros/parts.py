@@ -36,8 +36,8 @@ class Urgent:
 
 @dataclass(slots=True)
 class Choice:
-    """Whom an iteration should serve, memory permitting: the first `fits` real-time requests and
-    the first `packed` candidates.
+    """Rows that an iteration should serve, memory permitting: the first `fits` real-time requests
+    and the first `packed` candidates.
 
     replaced      so many of the last of these real-time requests give their places to the last of
                   these candidates
@@ -57,7 +57,7 @@ class PlanInProgress:
     """What one call of `plan` carries around.
 
     dropped  rows that lost their memory in this step; only asked, never walked through
-    next     the first real-time request that waits, alone or nobody
+    next     the first real-time request that waits, alone or none
     swap     dropped requests keep their KV on the host
     """
 
@@ -75,9 +75,9 @@ class PlanInProgress:
 
 
 class Victims:
-    """Whom an urgent real-time request may drop, in order: best-effort requests, the last to arrive
-    first, then real-time ones that are not in this batch, most residual time first, down to its
-    own."""
+    """Rows that an urgent real-time request may drop, in order: best-effort requests, the last to
+    arrive first, then real-time ones that are not in this batch, most residual time first, down to
+    its own."""
 
     def __init__(
         self, best_effort: np.ndarray, urgency: np.ndarray, placed: np.ndarray, row: int
@@ -114,5 +114,5 @@ def within_tokens(batch: Batch, limit: int, behind: Batch | None = None) -> int:
 
 
 def least(objectives: np.ndarray) -> float:
-    """Seconds; infinite where nobody has an objective (NaN)."""
+    """Seconds; infinite if no row has an objective (NaN)."""
     return float(np.fmin.reduce(objectives, initial=np.inf))

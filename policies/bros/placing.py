@@ -105,7 +105,7 @@ class BrosPlacing(BrosChoosing):
                 row, tokens = int(group.rows[i]), int(group.context[i])
                 if row in step.dropped:
                     continue
-                if newcomer[i] or group.swapped[i]:  # takes nobody's memory
+                if newcomer[i] or group.swapped[i]:  # takes no other row's memory
                     done[i] = find(step, row, tokens)
                 else:
                     later = self._later_ones(row, accepted.rows, group.rows[done])
@@ -161,7 +161,7 @@ class BrosPlacing(BrosChoosing):
     def _place_someone(
         self, step: PlanInProgress, urgent: Batch, candidates: Batch
     ) -> tuple[Batch, Batch]:
-        """Everybody waits for memory that others hold: the most urgent one gets it, from whomever;
+        """All rows wait for memory that others hold: the most urgent one gets it, from any other;
         where no real-time request can have it, the best-effort one that arrived first. Returns the
         real-time and the best-effort requests placed."""
         candidates = candidates[candidates.rows.argsort()]

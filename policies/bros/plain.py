@@ -1,4 +1,4 @@
-"""Outcomes of BROS's algorithm that are plain to see: nobody has to be chosen. Most steps are of
+"""Outcomes of BROS's algorithm that are plain to see: no row has to be chosen. Most steps are of
 these kinds, and cost a fraction of a selection this way. Each is what the selection itself would
 come to, memory permitting."""
 

@@ -163,8 +163,8 @@ class BrosPolicy(BrosPlacing):
             self.be_waiting.add(row)
 
     def _stands(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:
-        """Everybody who has memory decodes: the same batch will be chosen again while it stays
-        within the bound and finds memory, and nobody else gets in."""
+        """All rows with memory decode: the same batch will be chosen again while it stays
+        within the bound and finds memory, and no other row gets in."""
         size = (
             min(self.options.base_batch, self.limits.max_num_seqs)
             if self.options.adaptive_batch

@@ -1,4 +1,4 @@
-"""Who waits and who is pending under BROS, and for how long each may (Wan et al., IEEE version,
+"""Rows that wait or are pending under BROS, and for how long each may (Wan et al., IEEE version,
 Sec. IV-A and Table I)."""
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class BrosQueues(Policy[BrosOptions]):
     def _newcomers(self, view: SystemView, ledger: KvLedger, reach: int) -> np.ndarray:
         """int64[n]: best-effort requests without memory that this iteration may begin, at most
         `reach`. With `reserve` as many from the front as there is room for as a whole; the first in
-        any case where nobody has memory."""
+        any case if no row has memory."""
         rows = self.be_waiting.rows[:reach]
         if not self.options.reserve or not len(rows):
             return rows

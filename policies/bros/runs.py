@@ -1,4 +1,4 @@
-"""Runs of steps with prompts in chunks (`bros:chunk=N`): for how long a batch of everybody stays
+"""Runs of steps with prompts in chunks (`bros:chunk=N`): for how long a batch of all rows stays
 the choice."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def chunks_stand(
     step: PlanInProgress, everyone: Batch, real_time: int, estimator: BatchEstimator
 ) -> None:
     """Let the plan stand while its prompts compute as many tokens again and the batch still keeps
-    every deadline. It serves `everyone`, the first `real_time` of them real-time, and nobody waits.
+    every deadline. It serves `everyone`, the first `real_time` of them real-time, and no row waits.
 
     In a run each step gives every request that decodes a token, so that its residual time is TPOT
     at each of them; that of a prompt melts.

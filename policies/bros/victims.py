@@ -1,5 +1,5 @@
-"""Whom to drop for a request that needs memory (Wan et al., IEEE version, Sec. V-B): in the order
-that the paper gives, but nobody without whom it would have been enough."""
+"""Rows to drop for a request that needs memory (Wan et al., IEEE version, Sec. V-B): in the order
+that the paper gives, but no row without which it would have been enough."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Search:
         self._granted = granted
 
     def drop(self) -> list[tuple[int, Preemption]] | None:
-        """Those that were dropped, and how, in order; None, and nothing changed, where nobody's
+        """Those that were dropped, and how, in order; None, and nothing changed, where no row's
         memory helps."""
         if not len(self._rivals) or self._gains.sum() < self._lack:
             return None

@@ -50,7 +50,7 @@ class MemoryForecast:
     the last `window_s` seconds.
 
     Sampled every `every_s` seconds of the engine's clock, whatever steps and plans do in between,
-    so that the forecast does not depend on how often somebody asks.
+    so that the forecast does not depend on how often it is asked for.
     """
 
     def __init__(self, sigmas: float = 2.0, window_s: float = 3600.0, every_s: float = 1.0) -> None:

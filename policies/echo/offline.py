@@ -1,5 +1,5 @@
 """Echo's offline part (Sec. 4.1): by eq. 4 (`rank`, `climb`), or first come first served for the
-rungs without it; the threshold of Sec. 4.2; whom to preempt (Sec. 6)."""
+rungs without it; the threshold of Sec. 4.2; which rows to preempt (Sec. 6)."""
 
 from __future__ import annotations
 

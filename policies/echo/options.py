@@ -31,9 +31,9 @@ class EchoOptions(Options):
                     out while the reward rises, so that decodes may pause for it
     patience_s      ours: a queued request that came so many seconds after the first of the queue
                     does not overtake it
-    benefit         whose tokens count in eq. 4. all: everybody's, as printed; offline: ours, only
-                    those of offline requests, since how many tokens online ones get is for their
-                    arrivals to say, not for a plan
+    benefit         whose tokens count in eq. 4. all: those of every request, as printed; offline:
+                    ours, only those of offline requests, since how many tokens online ones get is
+                    for their arrivals to say, not for a plan
     edits           of climb. all: requests are added and left out until no single edit pays;
                     adding: decodes are chosen first, then prompts are added, and nothing that was
                     chosen is left out again

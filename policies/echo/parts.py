@@ -1,5 +1,5 @@
-"""A plan of Echo while it is being made: who is in it, its benefit, punishment and reward (eqs. 1,
-2 and 4), and who had to go."""
+"""A plan of Echo while it is being made: its rows, its benefit, punishment and reward (eqs. 1,
+2 and 4), and the rows that had to go."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class PlainPlans:
             return None
         n = len(rows)
         moves, tokens = ledger.take_moves(), self.tokens - n
-        begin = decodes.fitting == len(decodes.ready)  # while a decode waits nobody is begun
+        begin = decodes.fitting == len(decodes.ready)  # while a decode waits no row is begun
         self.offline.pool.keep()
         if begin and self._one_ends(view, ledger, decodes, chunk, tokens):
             return None
@@ -148,9 +148,9 @@ class PlainPlans:
             or (room and self._one_ends(view, ledger, decodes, chunk, tokens))
         ):
             return self._go_on(view, ledger, decodes, chunk)
-        everybody, each = np.empty(n + 1, np.int64), np.ones(n + 1, np.int64)
-        everybody[:n], everybody[n], each[n] = rows, chunk.row, chunk.new
-        return StepPlan(everybody, each, moves=moves + ledger.take_moves())
+        all_rows, each = np.empty(n + 1, np.int64), np.ones(n + 1, np.int64)
+        all_rows[:n], all_rows[n], each[n] = rows, chunk.row, chunk.new
+        return StepPlan(all_rows, each, moves=moves + ledger.take_moves())
 
     def _one_ends(
         self, view: SystemView, ledger: KvLedger, decodes: _Decodes, chunk: _Chunk, tokens: int

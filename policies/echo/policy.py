@@ -124,7 +124,7 @@ class EchoPolicy(Policy[EchoOptions]):
 
     # -- how long the decision stands --------------------------------------------------------------
     def _stands(self, step: StepInProgress, online: int, blocked: bool, shut: bool) -> None:
-        """`valid_for`: everybody who holds memory decodes, nobody else can get in, and no edit or
+        """`valid_for`: all rows with memory decode, no other row can get in, and no edit or
         deadline changes that.
 
         blocked, shut: no waiting online, no queued offline request can be admitted while memory
@@ -159,7 +159,7 @@ class EchoPolicy(Policy[EchoOptions]):
                     online, sum(resident[:online]), max(resident[:online]), steps
                 )
                 most = float(np.maximum(takes[:steps], alone).max())
-                # In a run each step gives everybody a token, so that deadlines move on by a TPOT
+                # In a run each step gives every row a token, so that deadlines move on by a TPOT
                 # and never come nearer.
                 due = self.online.due(plan.rows[:online], requests)
                 if self.options.slo == "gap":

@@ -20,7 +20,7 @@ from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.requests import RequestTable
 
 _NOTHING = np.zeros(0, np.int64)
-_FEW = 64  # entries of a heap that may be old ones without anybody minding
+_FEW = 64  # entries of a heap that may be old ones without harm
 
 
 @dataclass(eq=False, slots=True)
@@ -90,7 +90,7 @@ class OfflinePool:
         self._best: list[tuple[int, int]] = []  # the last answer, while nothing has changed
         self._best_of: int | None = None  # blocks lost until then
         self._limits: dict[int, int] = {}  # of a heap's length, before it is cleared of old entries
-        # text and number of a block from which on nobody queued can find more by its being computed
+        # text and number of a block from which on no queued row can find more by its being computed
         self._alone: tuple[np.ndarray, int] | None = None
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ class OfflinePool:
     # -- requests come and go ----------------------------------------------------------------------
     def add(self, row: int, requests: RequestTable) -> None:
         prefix = requests.prefix[row]
-        # Text that nobody has named is nobody else's: a request without a whole block of it is a
+        # Text without a name belongs to one request: a request without a whole block of it is a
         # family of its own.
         text = prefix if prefix is not None and len(prefix) else np.array([-1 - row])
         bucket = int(requests.prompt_tokens[row]).bit_length() if self.buckets else 0
@@ -148,7 +148,7 @@ class OfflinePool:
             self._dismiss(family, row)
 
     def first(self) -> int | None:
-        """The queued row that arrived first; None where nobody is queued."""
+        """The queued row that arrived first; None if none is queued."""
         return self._order.first()
 
     def waits(self, row: int) -> bool:
@@ -257,7 +257,7 @@ class OfflinePool:
         self._changed[id(family)] = family
 
     def computed(self, text: np.ndarray | None, first: int) -> None:
-        """Blocks of `text` from number `first` on have been computed: whoever shares them may find
+        """Blocks of `text` from number `first` on have been computed: rows that share them may find
         more now."""
         if text is None:
             return
@@ -277,7 +277,7 @@ class OfflinePool:
             self._alone = text, first
 
     def _ask_below(self, node: Family) -> bool:
-        """Whether anybody is there."""
+        """Whether any row is there."""
         stack, parent, found = [node], node.parent, bool(node.children)
         if (
             parent is not None

@@ -22,7 +22,7 @@ class Rank(Selection):
         """Decodes, the shortest contexts first, as many as the bound allows: all count the same and
         the longest takes longest, so it is the best to leave out. Then prompts by eq. 4.
 
-        While a decode waits, nobody else is begun: prompts rank above decodes, and the longest
+        While a decode waits, no other row is begun: prompts rank above decodes, and the longest
         decode would wait for as long as there are any.
         """
         ready = OfflineDecodes(decodes, step.requests.computed_tokens, step.ledger)

@@ -35,7 +35,7 @@ class Selection:
     def serve_whoever(self, step: StepInProgress, prompts: np.ndarray) -> None:
         """Nothing pays where all memory that is left holds text that others want; to do nothing
         would be for ever."""
-        if step.seats <= 0:  # it is online requests that keep everybody out
+        if step.seats <= 0:  # online requests keep all others out
             return
         requests = step.requests
         for row in prompts.tolist():
@@ -61,7 +61,7 @@ class Selection:
     def queued(
         self, requests: RequestTable, ledger: KvLedger, under_way: list[int]
     ) -> list[tuple[int, int]]:
-        """(row, tokens found in the cache) of the queued candidates. Who came more than
+        """(row, tokens found in the cache) of the queued candidates. A row that came more than
         `patience_s` after the first of those that wait, queued or under way, does not overtake it:
         a queued one stands in their place."""
         found, first = self.pool.best(ledger), self.pool.first()

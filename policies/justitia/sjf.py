@@ -37,7 +37,7 @@ class SjfOptions(DemandQueueOptions):
     @model_validator(mode="after")
     def _exact_ones_have_none(self) -> SjfOptions:
         if self.predictor != "class-mean" and "error" not in self.model_fields_set:
-            object.__setattr__(self, "error", 0.0)  # a default still: nobody has set it
+            object.__setattr__(self, "error", 0.0)  # a default still: it was not set
         return self
 
     @property

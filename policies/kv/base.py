@@ -38,7 +38,7 @@ class KvUsage:
     """Blocks by what they hold; a block shared by both classes counts once, as real-time."""
 
     total: int
-    free: int  # a new request could get them: empty, or cached prefixes that nobody uses
+    free: int  # a new request could get them: empty, or unused cached prefixes
     real_time: int
     best_effort: int
     cached: int  # the part of `free` that holds reusable prefixes
@@ -100,13 +100,13 @@ class KvLedger(ABC):
         """Blocks that an admission could take now, cached prefixes without users included."""
 
     def obtainable_blocks(self, row: int) -> int:
-        """At most so many further blocks could the row get now without anybody being dropped; an
+        """At most so many further blocks could the row get now without dropping any row; an
         upper bound."""
         return self.free_blocks
 
     def room_tokens(self, row: int) -> int:
         """At most so many tokens of the row, which holds nothing, could get a place now without
-        anybody being dropped; an upper bound."""
+        dropping any row; an upper bound."""
         return self.obtainable_blocks(row) * self.block_tokens
 
     def gained_blocks(self, row: int, victim: int) -> int:
@@ -145,13 +145,13 @@ class KvLedger(ABC):
 
     def lost_tokens(self, tokens: int) -> int:
         """Cached tokens that queued or running offline requests will use, and that would be evicted
-        if a request took memory for `tokens` further tokens now. 0 if nobody counts them."""
+        if a request took memory for `tokens` further tokens now. 0 if they are not counted."""
         return 0
 
     @property
     def lost_blocks(self) -> int | None:
         """Grows whenever cached blocks that queued or running offline requests will use are
-        evicted; None if nobody counts them."""
+        evicted; None if they are not counted."""
         return None
 
     def missing_tokens(self, row):
@@ -242,7 +242,7 @@ class KvLedger(ABC):
     @property
     def runs_of_chunks(self) -> bool:
         """Whether prompts may grow by several chunks at once (`chunk_steps`, `extend_chunks`), as
-        if it were one after another for all who look between steps."""
+        if it were one after another for every reader between steps."""
         return False
 
     def chunk_steps(self, decodes: np.ndarray, chunks: Chunks, limit: int) -> int:

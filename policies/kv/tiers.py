@@ -16,7 +16,7 @@ from twinserve.policies.kv.base import LedgerError
 
 
 class Tier:
-    """`capacity` units, of which `free` are held by nobody.
+    """`capacity` units, of which `free` are not held.
 
     unit  what is counted, as "blocks of 16 tokens": ledgers that share a tier count the same
     """

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 _WORTH_MAPPING = 16 * mmap.PAGESIZE  # bytes; a process can have some ten thousand mappings
-# Pages that belong to nobody else, where the system tells them apart.
+# Pages that no other process has, where the system tells them apart.
 _PRIVATE: dict[str, Any] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 )

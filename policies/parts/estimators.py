@@ -56,7 +56,7 @@ class Batch:
 
 class BatchEstimator(Protocol):
     """`behind`: a batch that runs in the same step, before the requests asked about; None:
-    nobody.
+    no batch.
 
     model  of steps without transfers, by their composition
     swap   of transfers

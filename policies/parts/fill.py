@@ -38,7 +38,7 @@ def fill(
     split         the row that the token budget ends in computes as much as is left of it
 
     A row that finds no memory takes that of the rows behind it in `order`, the last one first. If
-    even that is not enough nobody loses anything, and the row is left out: one that holds memory
+    even that is not enough no row loses anything, and the row is left out: one that holds memory
     stays paused, and of those without memory none behind it may overtake it. With
     `newcomers_evict` off, rows without memory take free memory only. Rows in flight over PCIe are
     left out.
@@ -124,7 +124,7 @@ class _Filling:
         self._go_on_in_want(start, end)
 
     def _go_on_in_want(self, start: int, end: int) -> None:
-        """Memory is short: as many together as free memory reaches, and whoever finds none by
+        """Memory is short: as many together as free memory reaches, and rows that find none by
         itself."""
         rows = self.order[start:end]
         computed = self.requests.computed_tokens[rows]

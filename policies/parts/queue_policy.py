@@ -2,14 +2,14 @@
 order of the queue.
 
 As in vLLM (Justitia, Sec. IV-C, footnote 3): requests that run go on, those that lost their memory
-come next, and the waiting queue is looked at only when there are none; nobody who waits takes
+come next, and the waiting queue is looked at only when there are none; no waiting row takes
 memory or a seat from one that runs. A step mixes prefills and decodes within one token budget. The
-head of the queue that does not fit ends the step's admissions: nobody overtakes it. Where memory
+head of the queue that does not fit ends the step's admissions: no row overtakes it. Where memory
 runs out while requests grow, the one that ranks last gives way.
 
 With drafts (ours; none of the papers has any) a row is granted its drafts as well, and the budget
 cuts them off as it cuts off prompts. Rows that end keep their seat until their last token is known.
-Who gives way is recomputed, since engines with drafts do not swap.
+A row that gives way is recomputed, since engines with drafts do not swap.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ OptionsOfQueue = TypeVar("OptionsOfQueue", bound=QueueOptions)
 
 
 class QueuePolicy(Policy[OptionsOfQueue]):
-    """A subclass keeps `waiting` in its order, and says with `rank` who gives way."""
+    """A subclass keeps `waiting` in its order, and says with `rank` which row gives way."""
 
     uses_estimator = False
     waiting: Waiting
@@ -157,8 +157,8 @@ class QueuePolicy(Policy[OptionsOfQueue]):
         return plan
 
     def _shut(self, batch: _Batch, plan: StepPlan, ledger: KvLedger) -> bool:
-        """Whether the next plan has the same chunks: nobody has just come, whose rank may be
-        another place in the batch, and who waits is held back by more than memory, of which it
+        """Whether the next plan has the same chunks: no row has just come, whose rank may be
+        another place in the batch, and waiting rows are held back by more than memory, of which it
         would need less if more of its text were cached."""
         if plan.admitted:
             return False

@@ -32,7 +32,7 @@ def decodes_only(plan: StepPlan, requests: RequestTable) -> bool:
 def further_decodes(plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:
     """`valid_for` of a plan that will be made again as long as its rows decode and find memory.
 
-    That it will be is for the caller to know: whoever was left out must stay so.
+    That it will be is for the caller to know: rows left out must stay so.
     """
     if not decodes_only(plan, requests):
         return 0
@@ -43,8 +43,8 @@ def further_steps(plan: StepPlan, requests: RequestTable, ledger: KvLedger, shut
     """`further_decodes`; and for a plan with prompts in chunks, which it marks as `chunked`, for
     how long these find memory and none of them ends.
 
-    That the chunks stay as they are is for the caller to know, too. shut: so does whoever waits,
-    even if more of its text came to be cached (no seat is left, or no token; or nobody waits).
+    That the chunks stay as they are is for the caller to know, too. shut: so does every waiting
+    row, even if more of its text came to be cached (no seat is left, or no token; or no row waits).
     """
     rows, tokens = plan.rows, plan.tokens
     if not len(rows) or max(tokens.tolist()) == 1:

@@ -40,7 +40,7 @@ _ECHO: dict[str, tuple[DecodeForm, Mixed]] = {
 @dataclass(frozen=True)
 class PromptsAndConstant(StepTimeModel):
     """LayerKV's eq. 3 as a step: prompts added up, a chunk the difference of eq. 3 at its ends, and
-    `decode_s` seconds where anybody decodes."""
+    `decode_s` seconds if any row decodes."""
 
     prompts: LayerKvModel
     decode_s: float

@@ -25,8 +25,9 @@ class SharedPrefixModel(AroundModel):
     """`model` with decodes that read shared prefixes once, wherever that is faster.
 
     shared  tokens that decodes of the next steps need not read, as one of them does already: of m
-            decodes on a prefix of t tokens (m - 1) t. Whoever knows the requests sets it before he
-            asks (`backends/shared_prefix.py`); 0: the times are those of `model`, value for value
+            decodes on a prefix of t tokens (m - 1) t. A caller that knows the requests sets it
+            before it asks (`backends/shared_prefix.py`); 0: the times are those of `model`, value
+            for value
 
     How far the longest context is above the mean stays as it is: the tail of a step is that of the
     requests' own parts.

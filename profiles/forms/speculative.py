@@ -62,7 +62,7 @@ class VerifyingComposition(StepComposition):
         )
 
     def undrafted(self) -> StepComposition:
-        """The same step, had nobody drafts."""
+        """The same step without drafts."""
         return StepComposition(
             self.decode_requests,
             self.decode_context,

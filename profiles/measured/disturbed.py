@@ -4,10 +4,10 @@ Two things are looked for, since a step that others delay shows one of them or b
 
 - *lost*: the engine's thread was off its core for more than LOST of the step, by wall time less CPU
   time. Known of engines of one CPU thread.
-- *slowed*: it kept its core, and took longer all the same. Whoever has the other core of a pair, or
-  the memory's bandwidth, is seen nowhere but in the steps themselves. So each is laid beside the
-  fastest tenth of the same work, and the median over WINDOW steps on end decides: what others do
-  lasts for many steps, and an engine's own jitter does not.
+- *slowed*: it kept its core, and took longer all the same. The process on the other core of a
+  pair, or the memory's bandwidth, is seen nowhere but in the steps themselves. So each is laid
+  beside the fastest tenth of the same work, and the median over WINDOW steps on end decides: what
+  others do lasts for many steps, and an engine's own jitter does not.
 
 A machine that is slowed evenly from the first step to the last cannot be told from a slower one.
 docs/calibrate.md has the measurements that this rests on.

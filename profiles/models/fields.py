@@ -1,4 +1,4 @@
-"""The fields of a config.json, and which of them were asked for: what nobody asked for and what is
+"""The fields of a config.json, and which of them were asked for: what was not asked for and what is
 not known to leave memory and compute alone is refused by name."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Fields:
         return found
 
     def asked(self, key: str) -> bool:
-        """Whether somebody asked for this field."""
+        """Whether this field was asked for."""
         return key in self._asked
 
     def number(self, key: str, default: int = 0) -> int:
@@ -100,7 +100,7 @@ class Fields:
         raise ProfileError(f"{self.where}: {key} {shown}: {why}")
 
     def check_rest(self) -> None:
-        """ProfileError for a field that nobody asked for and that may change memory or compute."""
+        """ProfileError for a field that was not asked for and that may change memory or compute."""
         for key, value in self.data.items():
             if key in self._asked or not value or _harmless(key):
                 continue

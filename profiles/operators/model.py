@@ -164,7 +164,7 @@ class OperatorModel(StepTimeModel):
         self._launch = min(min(row) for row in form.chunk_s)
         self._captured = capture_sizes(form.capture_tokens)
         self.curve = lru_cache(maxsize=4096)(self._curve)
-        # who searches for a batch asks again and again
+        # a search for a batch asks again and again
         self._chunk_time = lru_cache(maxsize=65536)(self._chunk_seconds)
 
     # -- the interface -----------------------------------------------------------------------------

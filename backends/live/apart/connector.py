@@ -9,7 +9,7 @@ Both engines are started with
 
     folder   the same for all engines that hand KV over to one another
     name     of this engine
-    lease_s  how long KV is kept that nobody fetches (30)
+    lease_s  how long unfetched KV is kept (30)
 
 A request goes to the first engine with `kv_transfer_params` {"do_remote_decode": true} and one
 token to emit. What the answer's `kv_transfer_params` say goes to the second one with the request.
@@ -67,8 +67,8 @@ class Orders(KVConnectorMetadata):
 
 class ApartConnector(KVConnectorBase_V1):
     """clock    seconds, the same for all engines
-    handed_over  scheduler's side, of whoever asks for it: request -> what the other engine needs to
-               know; None: nobody does, and nobody would empty it
+    handed_over  scheduler's side, for its caller: request -> what the other engine needs to
+               know; None: no caller does, and none would empty it
     on_word    worker's side: a load has ended when `land` says so, not when it has been copied, and
                `ended` alone tells what has
     """
@@ -259,7 +259,7 @@ class ApartConnector(KVConnectorBase_V1):
         return over, landed, bad
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[Any, Any]:
-        if self.on_word:  # whoever gives the word asks `ended`
+        if self.on_word:  # the giver of the word asks `ended`
             return None, None
         for request in [name for name, (_, copy) in self._copies.items() if copy.done()]:
             self.land(request)
@@ -267,7 +267,7 @@ class ApartConnector(KVConnectorBase_V1):
         return over, landed
 
     def _is_over(self, request: str) -> bool:
-        """Nobody wants its KV any more, or its lease has run out."""
+        """Its KV is no longer wanted, or its lease has run out."""
         renewed_s = self._shelf.last_beat(request) + self._lease_s * 2 / 3
         expires_s = max(self._keeping[request], renewed_s)
         return self._shelf.is_done(request) or expires_s <= self.clock()
@@ -281,7 +281,7 @@ class ApartConnector(KVConnectorBase_V1):
             self._lane.shutdown()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: nobody computes with KV that has not landed."""
+        """Nothing: no request computes with KV that has not landed."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any

@@ -1,4 +1,4 @@
-"""What an engine does in one step, as whoever runs it is told."""
+"""What an engine does in one step, as its runner hears of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines in processes of their own, as whoever runs them sees them. Imports no vLLM."""
+"""Engines in processes of their own, as their runner sees them. Imports no vLLM."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ _LOCK = "lock"
 
 @contextmanager
 def shared_folder() -> Iterator[str]:
-    """In shared memory, where there is some; gone at the end. Who is killed cannot take it away, so
-    what such runs left is taken away by the next one."""
+    """In shared memory, where there is some; gone at the end. A killed process cannot take it
+    away, so what such runs left is taken away by the next one."""
     place = _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
     take_away_old(place)
     with tempfile.TemporaryDirectory(prefix=_BEGINS, dir=place) as name:
@@ -36,4 +36,4 @@ def take_away_old(place: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(lock.parent, ignore_errors=True)
         except OSError:
-            continue  # it is in use, somebody else's, or gone meanwhile
+            continue  # it is in use, another user's, or gone meanwhile

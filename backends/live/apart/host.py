@@ -64,7 +64,7 @@ def main(pipe: Connection, settings: LiveSettings, part: Part | None) -> None:
             engine = VllmEngine(dataclasses.replace(settings, scheduler=_SCHEDULER, extra=extra))
             _Host(pipe, engine).serve()
     except (EOFError, ConnectionError, KeyboardInterrupt):
-        pass  # whoever runs it has gone
+        pass  # its runner has gone
     except Exception as error:
         said = str(error)
         if not isinstance(error, LiveEngineError):  # what runs it says this in one line

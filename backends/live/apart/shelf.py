@@ -3,8 +3,8 @@ files, which all of them see (in shared memory, at best).
 
     ENGINE.json             where its KV tensors lie (`shared.py`)
     ENGINE/REQUEST          its KV is kept; there until it is given up
-    ENGINE/REQUEST.beat     the last heartbeat of who is going to fetch it
-    ENGINE/REQUEST.done     it was fetched, or nobody wants it
+    ENGINE/REQUEST.beat     the last heartbeat of the engine that is going to fetch it
+    ENGINE/REQUEST.done     it was fetched, or is not wanted
 
 REQUEST is the SHA-256 of its name: names may be of any length, and have dots and slashes.
 """
@@ -74,7 +74,7 @@ class Shelf:
 
 
 def _write(path: Path, text: str) -> None:
-    """As a whole: nobody reads half of it."""
+    """As a whole: half of it is never read."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text)
     beside.replace(path)

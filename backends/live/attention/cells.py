@@ -2,7 +2,7 @@
 
 A sequence's last block is open: its count is the block's size, whatever it holds so far. Set it to
 what it holds when the sequence goes on in another block. Then the numbers behind the end of a
-sequence's row of the block table, which a worker does not clear, mislead nobody.
+sequence's row of the block table, which a worker does not clear, mislead no reader.
 """
 
 from __future__ import annotations

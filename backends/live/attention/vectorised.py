@@ -14,8 +14,8 @@ from twinserve.backends.live.attention.slots import slot_mapping, tokens_of_batc
 
 @dataclass(frozen=True)
 class Span:
-    """A sequence with several new tokens: where they stand in the batch, all its slots, who sees
-    whom."""
+    """A sequence with several new tokens: where they stand in the batch, all its slots, and which
+    token sees which."""
 
     begin: int
     end: int

@@ -138,7 +138,7 @@ def engine_environment(settings: LiveSettings) -> Iterator[None]:
 def llvm_out_of_sight() -> Iterator[None]:
     """For building an engine: without llvmlite's module of its library in `sys.modules`. A CPU
     worker of vLLM 0.32 looks for kernels in all that are loaded (`triton_utils/dispatcher.py`), and
-    fails on that library's object. Whoever has looked n-grams up before in this process has loaded
+    fails on that library's object. An earlier look-up of n-grams in this process has loaded
     it, with numba."""
     module = sys.modules.pop(_LLVM, None)
     try:

@@ -134,7 +134,7 @@ class EngineRequests:
         self._lose(name, Preemption.RECOMPUTE)
 
     def forget(self, name: str) -> None:
-        """The request is no more; the engine gives back what it has of it."""
+        """The request has ended; the engine gives back what it has of it."""
         for names in (self.holds, self.away, self._coming):
             names.discard(name)
         self._lost.pop(name, None)
@@ -156,7 +156,7 @@ class EngineRequests:
 @dataclass(slots=True)
 class ScheduledStep:
     """What vLLM's scheduler did. free_blocks: of its own pool, after it. unplanned: victims that
-    nobody named; unfilled: requests that should have come back from the host and did not. drafts:
+    without a name; unfilled: requests that should have come back from the host and did not. drafts:
     {request id: drafts to verify} of those that have some, padding not counted."""
 
     grants: dict[str, int]

@@ -41,7 +41,7 @@ class Steering:
         self.planned: PlannedStep | None = None
         self.last: ScheduledStep | None = None
         self.forget_counts()
-        # Whoever decides has made room for whole prompts already; vLLM's own admission rule would
+        # The decider has made room for whole prompts already; vLLM's own admission rule would
         # come on top.
         self.scheduler_reserve_full_isl = False
         self._others = second_queues(self)
@@ -98,7 +98,8 @@ class Steering:
         return output
 
     def _show(self, requests: list) -> dict:
-        """They wait, in this order, and nobody else. Returns the queues there were, by name."""
+        """They wait, in this order, and no other request. Returns the queues there were, by
+        name."""
         names = (*self._others, "waiting")
         queues = {name: getattr(self, name) for name in names}
         for name in names:
@@ -107,7 +108,7 @@ class Steering:
         return queues
 
     def _show_again(self, queues: dict, shown: set[str]) -> None:
-        """Whoever waits now, and behind them those in `queues` who were not shown. Mostly nobody
+        """All that wait now, and behind them those in `queues` that were not shown. Mostly none
         was: a long queue is not copied at every step."""
         left = [r for name in queues for r in getattr(self, name)]
         if left or shown:

@@ -37,7 +37,7 @@ class _Held:
 class Bench:
     """Requests by name, steps by grants. The engine must run with MeasuringScheduler.
 
-    adopt  contexts are blocks that nobody computed (MeasuringScheduler); else they are computed
+    adopt  contexts are blocks that were never computed (MeasuringScheduler); else they are computed
            first
 
     A step is timed from the plan to its tokens on the host, as a run on a live engine is. Raises

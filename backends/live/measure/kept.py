@@ -1,4 +1,4 @@
-"""What a calibration has measured so far, for whoever keeps it: an interrupted one has it still."""
+"""What a calibration has measured so far, for its keeper: an interrupted one has it still."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEEP_EVERY_S = 5.0
 
 
 class Kept:
-    """Gives what is measured so far to whoever keeps it. facts: the provenance, of which the part
+    """Gives what is measured so far to its keeper. facts: the provenance, of which the part
     that grows is made anew each time."""
 
     def __init__(self, run: _Run, facts: dict, keep: Callable[[Measurement], None]) -> None:

@@ -1,5 +1,5 @@
-"""The steered scheduler of a calibration: requests may start with KV that nobody computed. Imports
-vLLM: name it by path.
+"""The steered scheduler of a calibration: requests may start with KV that was never computed.
+Imports vLLM: name it by path.
 
 A decode step over 256 contexts of 2,048 tokens costs milliseconds; computing these contexts first
 costs ten seconds. What attention costs depends on how many keys and values there are, and where,
@@ -18,7 +18,7 @@ from twinserve.backends.live.engine.scheduler import SteeredScheduler
 
 
 class MeasuringScheduler(SteeredScheduler):
-    """Whoever is given `hits` in the plan gets that many tokens (whole blocks) from the pool,
+    """A request with `hits` in the plan gets that many tokens (whole blocks) from the pool,
     uncomputed.
 
     can_adopt  vLLM takes over such blocks only with prefix caching, and here only where one kind of

@@ -118,7 +118,7 @@ class LayerMemory:
         return np.where(held.cells == AWAY, AWAY, held.cells + NULL_PAGES), held.host, held.written
 
     def rows(self) -> list[int]:
-        """Who has KV."""
+        """Requests that have KV."""
         return [*self._rows]
 
     # -- plans -------------------------------------------------------------------------------------

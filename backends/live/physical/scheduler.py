@@ -128,8 +128,8 @@ class PhysicalScheduler(SteeredScheduler):
 
 
 def on_paper(planned: PlannedStep, requests: dict) -> PlannedStep:
-    """What vLLM hears of a plan with a layout: swaps are the layout's business. Whoever is admitted
-    begins anew, also after its swapped KV was given up. requests: vLLM's, by id."""
+    """What vLLM hears of a plan with a layout: swaps are the layout's business. A request that is
+    admitted begins anew, also after its swapped KV was given up. requests: vLLM's, by id."""
     dropped = {i: kind for i, kind in planned.preempted if kind is Preemption.RECOMPUTE}
     for request_id in planned.hits:
         request = requests[request_id]

@@ -206,7 +206,7 @@ class Continuation:
             if found is not None and self._prompt is None:
                 self._prompt = list(found)
             if found is not None and (not self._asked_for_ids or self._moved):
-                holder["prompt_token_ids"] = None  # as where nobody asks for them
+                holder["prompt_token_ids"] = None  # as if not asked for
 
     def _told(self, choice: dict[str, Any]) -> None:
         ids = choice.get("token_ids") or []

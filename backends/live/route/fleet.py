@@ -51,7 +51,7 @@ class RoutedFleet:
     model    what is known of step times of workers; None: nothing
 
     remembers  whether a session is not forgotten
-    note       called with all that the router is told and asked; None: nobody records that
+    note       called with all that the router is told and asked; None: not recorded
     """
 
     def __init__(

@@ -114,7 +114,7 @@ class Front:
         def gap(worker: int, outcome: Gap) -> None:
             self.counters.kv_gaps.labels(settings.workers[worker], outcome.value).inc()
 
-        if self.fleet.router.hears_kv_events():  # nobody else compares token ids
+        if self.fleet.router.hears_kv_events():  # no other router compares token ids
             self._tokens = Tokens(settings, self._session, self.fleet, self.counters)
         self._events = self.workers.events = KvEvents(
             settings.endpoints, self.fleet, self._prompts, gap, self.admission.ask_again
@@ -180,7 +180,7 @@ class Front:
                 raise RefusedError(404, "not_found", f"there is no {path[:200]} here")
         except RefusedError as refused:
             answer = self._refuse(path, refused)
-        try:  # as with long answers: who takes nothing is cut off
+        try:  # as with long answers: a client that takes nothing is cut off
             await self._relay.to_client(answer.prepare(client))
             await self._relay.to_client(answer.write_eof())
         except ClientGoneError as gone:

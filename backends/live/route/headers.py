@@ -35,7 +35,7 @@ def for_client(given: MultiMapping[str]) -> CIMultiDict[str]:
 
 
 def _without(given: MultiMapping[str], dropped: set[str]) -> CIMultiDict[str]:
-    """What is said twice stays so: two keys may be nobody's."""
+    """What is said twice stays so: two keys may belong to no client."""
     named = {
         one.strip().lower() for line in given.getall("Connection", []) for one in line.split(",")
     }

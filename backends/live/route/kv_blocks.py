@@ -91,7 +91,7 @@ class KvBlocks:
         self._say(False, gone)
 
     def clear(self) -> None:
-        """It has nothing, or nobody knows what it has."""
+        """It has nothing, or what it has is unknown."""
         gone = [self._numbers.release(key) for key, _ in self._held.values()]
         self._held.clear()
         self._blocks = 0

@@ -137,7 +137,7 @@ class KvEvents:
         await stream.replayed(found, first)
 
     async def _replayed(self, endpoint: str, wanted: int) -> list[Message] | None:
-        """From a number on; None where nobody answers, or with more than there is room for."""
+        """From a number on; None without an answer, or with more than there is room for."""
         found: list[Message] = []
         size, end = 0, asyncio.get_running_loop().time() + _WHOLE_REPLAY_S
         # a socket of its own for each: one that got no answer would not take another question

@@ -1,8 +1,8 @@
 """The KV events of one worker in their order: what is missing is noticed, and replayed or given up.
 
-vLLM numbers its batches from 0 and keeps the last ones (`buffer_steps`) for whoever asks at its
-replay socket. A number that is not the next one says that batches were lost: between subscriber and
-publisher, or because the server was started anew.
+vLLM numbers its batches from 0 and keeps the last ones (`buffer_steps`) for a subscriber that asks
+at its replay socket. A number that is not the next one says that batches were lost: between
+subscriber and publisher, or because the server was started anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BREATH = 16  # batches of a replay, after which others may run
 
 
 class Gap(Enum):
-    """What became of batches that did not come. DROPPED: nobody has them, or what came does not add
+    """What became of batches that did not come. DROPPED: they are lost, or what came does not add
     up, and what was known of the worker is forgotten. RESTARTED: so is it, since the publisher
     began anew."""
 
@@ -38,7 +38,7 @@ class KvStream:
     """on_gap  called with what became of each
 
     Messages go to `live` as they come. Where that says so, a replay is wanted from `wanted` on:
-    its messages go to `replayed` (None: nobody answered). Until then live ones wait.
+    its messages go to `replayed` (None: no answer). Until then live ones wait.
     """
 
     def __init__(self, blocks: KvBlocks, on_gap: Callable[[Gap], None]) -> None:

@@ -55,7 +55,7 @@ class Numbers:
         return held[0]
 
     def release(self, key: bytes) -> int:
-        """Raises KeyError where nobody holds it."""
+        """Raises KeyError if no client holds it."""
         held = self._held[key]
         held[1] -= 1
         if not held[1]:

@@ -16,7 +16,7 @@ LINGERS_S = 1.0  # what was refused may still come to its end, so that the clien
 
 
 class _Connection(RequestHandler):
-    """What is no HTTP, or has a head that is too long, ends here; so does who is one too many."""
+    """What is no HTTP, or has a head that is too long, ends here; so does a connection too many."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self._manager

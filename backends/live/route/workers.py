@@ -98,8 +98,8 @@ class Workers:
     async def _always(
         self, worker: Worker, once: Callable[[Worker], Awaitable[None]], every_s: float
     ) -> None:
-        """Whatever goes wrong with one of them, the next one comes: nobody else would find out that
-        the worker is well again."""
+        """Whatever goes wrong with one of them, the next one comes: nothing else would find out
+        that the worker is well again."""
         clock = asyncio.get_running_loop().time
         while True:
             began = clock()

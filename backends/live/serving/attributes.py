@@ -4,7 +4,7 @@ web framework.
     {"class": "rt" | "be", "priority": 0, "slo_ttft_s": 0.4, "slo_tpot_s": 0.2,
      "app": "agent-7", "app_class": "CC", "app_text": "write a ..", "app_requests": 12, "stage": 1}
 
-All are optional. Other names are left to whoever knows them, unless they look like a mistyped one
+All are optional. Other names are left to their owners, unless they look like a mistyped one
 of these. The engine reads these between two steps, so all sizes are bounded, and looked at before
 anything that takes time.
 """

@@ -1,9 +1,9 @@
-"""Who a server's clients are, and how far their claims about requests are believed
+"""A server's clients, and how far their claims about requests are believed
 (docs/serving.md). Needs no vLLM.
 
 A claim that costs only the client's own requests (a later deadline, best effort, a larger priority)
-is believed from everybody. One that takes from others is believed as far as the server's file says,
-and by default no further than what a request without any claim gets.
+is believed from every client. One that takes from others is believed as far as the server's file
+says, and by default no further than what a request without any claim gets.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from twinserve.policies.requests import RequestClass
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.yaml_text import parse_yaml, text_of
 
-TRUSTED = "trusted"  # instead of a file: everybody, with every claim
-OTHERS = "default"  # the client that everybody is whom the file does not name
+TRUSTED = "trusted"  # instead of a file: all clients, with every claim
+OTHERS = "default"  # the client for all that the file does not name
 _NAME = re.compile(r"[\w.-]{1,60}")
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,60}")
 _WHERE = "clients"
@@ -119,7 +119,7 @@ class Clients:
         if not self.stamped or name == OTHERS or name in self.listed:
             return ""
         return (
-            "nobody said whose request this is; where clients are told apart, vllm serve needs "
+            "this request names no client; to tell clients apart, vllm serve needs "
             "--middleware twinserve.backends.live.serving.attributes.CheckAttributes, and takes "
             "completions and chats only"
         )
@@ -133,7 +133,8 @@ class Clients:
 
     def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """The stamp of a request with these headers, names in lower case. A listed value of the
-        header counts before the key; whoever sends one of them twice is nobody in particular."""
+        header counts before the key; a request with one of them twice belongs to no client in
+        particular."""
         said: dict[bytes, list[str]] = {self.header: [], b"authorization": []}
         for name, value in headers:
             if name in said:
@@ -183,9 +184,9 @@ ALL_TRUSTED = Clients(Client(TRUSTED, _EVERYTHING, named=False))
 def read_clients(
     given: str | None, slo_ttft_s: float | None = None, slo_tpot_s: float | None = None
 ) -> Clients:
-    """given: a file's path, `trusted`, or None: nobody is told apart, and nothing believed that
-    takes from others. slo_ttft_s, slo_tpot_s: the server's own objectives. Raises SettingsError
-    with one line."""
+    """given: a file's path, `trusted`, or None: clients are not distinguished, and nothing
+    believed that takes from others. slo_ttft_s, slo_tpot_s: the server's own objectives. Raises
+    SettingsError with one line."""
     if given == TRUSTED:
         return ALL_TRUSTED
     if given is None:

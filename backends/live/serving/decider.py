@@ -245,7 +245,7 @@ class Decider:
         return found
 
     def _settle(self, now: float) -> None:
-        """What was withdrawn is no more."""
+        """End the withdrawn requests."""
         for row, _ in self.core.settle(now):
             end = self.core.requests.end[row]
             if end == End.MOVED:
@@ -254,7 +254,7 @@ class Decider:
                 self._forget(row, end == End.COMPLETED, now)
 
     def _forget(self, row: int, finished: bool, now: float) -> None:
-        """The request is no more; finished: it got its last token."""
+        """The request has ended; finished: it got its last token."""
         requests = self.core.requests
         name = requests.ids[row]
         if self.rows.get(name) == row:
@@ -270,7 +270,7 @@ class Decider:
         self.applications.leave(int(self.core.requests.group[row]), finished, now)
 
     def _drop(self, row: int) -> None:
-        """The row is no more."""
+        """The row has ended."""
         name = self.core.requests.ids[row]
         if self.rows.get(name) == row:
             del self.rows[name]
@@ -279,8 +279,8 @@ class Decider:
         del self._most_tokens[row]
 
     def abort(self, request_id: str, now: float) -> None:
-        """The request is no more, wherever it was: its client left. If its step is under way, and
-        the table does not show that, first comes the step's outcome."""
+        """The request was cancelled, wherever it was: its client left. If its step is under way,
+        and the table does not show that, first comes the step's outcome."""
         row = self.rows.pop(request_id)
         self._expected.pop(request_id, None)
         self._on_engine.forget(request_id)

@@ -45,8 +45,8 @@ class ServingOptions(BaseModel):
     estimator   as --estimator of the simulator
     max_num_batched_tokens  new tokens a step that the policy plans with
     slo_ttft_s, slo_tpot_s  seconds; objectives of real-time requests that bring none
-    clients     file that says who the clients are and which of their claims are believed, or
-                `trusted`: everybody, everything
+    clients     file that names the clients and says which of their claims are believed, or
+                `trusted`: all clients, everything
     app_idle_s  seconds after which an application without requests has ended
     strict      stop the server at the first step that differs from its plan
     stats_path  JSON file with counts and decision times, rewritten while the server runs
@@ -184,7 +184,7 @@ def clients_of(options: ServingOptions, policy: Policy) -> Clients:
     if policy.orders_applications and not any(one.beliefs.applications for one in clients.all):
         _log.warning(
             "policy %s: applications are believed of no client, so that requests count one by one, "
-            'or for their client; say of whom they are believed ("clients", docs/serving.md)',
+            'or for their client; say which clients are believed ("clients", docs/serving.md)',
             options.policy,
         )
     return clients

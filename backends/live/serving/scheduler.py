@@ -229,8 +229,8 @@ class PolicyScheduling(Steering):
         return planned
 
     def _take_memory(self, request, kind: Preemption) -> None:
-        """KV that comes back in this step, or is back on paper only, still lies on the host. Who
-        finds no room beside it is computed again."""
+        """KV that comes back in this step, or is back on paper only, still lies on the host. A
+        row that finds no room next to it is computed again."""
         try:
             super()._take_memory(request, kind)
         except HostFull as full:
@@ -315,7 +315,8 @@ class PolicyScheduling(Steering):
         if self._strict and self.drift:
             raise LiveEngineError(f"strict: {self.first_drift}")
 
-    # -- ends that nobody planned ------------------------------------------------------------------
+    # -- ends without a plan
+    # ------------------------------------------------------------------------
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ):

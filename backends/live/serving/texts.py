@@ -23,7 +23,7 @@ class TextNames:
 
     def __init__(self, ledger: KvLedger) -> None:
         self._ledger = ledger
-        self.named = ledger.prefix_caching  # whether anybody asks
+        self.named = ledger.prefix_caching  # whether names are asked for
         self._id_of: dict[Hashable, int] = {}
         self._named: dict[int, int] = {}  # row -> blocks of it that have their name
         self._most = 4 * ledger.num_blocks + _SPARE
@@ -63,7 +63,7 @@ class TextNames:
         self._named[row] = len(hashes)
 
     def end(self, row: int) -> None:
-        """The row ended: nobody asks for the names of its blocks any more."""
+        """The row ended: the names of its blocks are not asked for any more."""
         self._named.pop(row, None)
         self._ledger.table.prefix[row] = None
 

@@ -39,7 +39,7 @@ class BidirectionalLedger(KvLedger):
                  they need not be copied twice, until the room is needed.
 
     A row that is granted memory (`admit`, `grow`, `swap_in`) is pinned: it runs in the step being
-    planned, so all its slots are resident and nobody overwrites them before `begin_step`. By then
+    planned, so all its slots are resident and not overwritten before `begin_step`. By then
     its granted slots must be written; a grant taken back while still planning is given to
     `withdraw`.
     """
@@ -276,7 +276,7 @@ class BidirectionalLedger(KvLedger):
         return True
 
     def chunk_steps(self, decodes: np.ndarray, chunks: Chunks, limit: int) -> int:
-        """As the base says, but none while anybody's last block is shared."""
+        """As the base says, but none while any row's last block is shared."""
         self._fit()
         rows = np.append(decodes, [row for row, _, _ in chunks]).astype(np.int64)
         _, _, other, _ = last_blocks(self._state, rows)

@@ -15,7 +15,7 @@ from twinserve.policies.kv.bidirectional.state import SlotState
 
 
 def last_blocks(state: SlotState, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """For each row's last block: cell, own slots, the peer's slots, slots that nobody claims."""
+    """For each row's last block: cell, own slots, the peer's slots, unclaimed slots."""
     cells = state.last[rows]
     mine = state.count[cells]
     other = state.count[state.peer[cells]]

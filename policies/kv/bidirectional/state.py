@@ -84,15 +84,15 @@ def numbers_of_cells(num_blocks: int) -> CellNumbers:
 
 
 class SlotState:
-    """Who holds what; no decisions.
+    """Which row holds what; no decisions.
 
     Per cell, int64[2 * num_blocks]:
     owner  row                  count  its slots in this block, filled from its end of the block
     lack   the newest `lack` of them are on the host only
     index  place of the block in the owner's block table       start  first token held here
-    Where count is 0 nobody holds anything, and the others are 0 too.
+    If count is 0 no row holds anything, and the others are 0 too.
     kind, int8[num_blocks]: bit 0: a real-time owner, bit 1: a best-effort one
-    version changes whenever any of it does, or whoever runs.
+    version changes whenever any of it does, or the running rows do.
     Tokens of a row are numbered 0, 1, ... as in its text. `on_host` counts those with copies.
     """
 
@@ -148,7 +148,7 @@ class SlotState:
 
     @property
     def used_kinds(self) -> np.ndarray:
-        """int8[n]: `kind` of the blocks that were ever used; nobody holds the others."""
+        """int8[n]: `kind` of the blocks that were ever used; no row holds the others."""
         return self.kind[: self.empty.used]
 
     def cells_of(self, row: int) -> np.ndarray:
@@ -157,7 +157,7 @@ class SlotState:
         return self.tables[row][:held] if held else np.zeros(0, np.int64)
 
     def room_in_last(self, row: int) -> int:
-        """Slots of the row's last block that nobody claims."""
+        """Unclaimed slots of the row's last block."""
         cell = int(self.last[row])
         taken = int(self.count[cell]) + int(self.count[cell - self.num_blocks])
         return max(self.size - taken, 0)
@@ -320,7 +320,7 @@ class SlotState:
         self.put("tokens", row, self.tokens[row] + tokens)
 
     def vacate(self, cells: np.ndarray) -> None:
-        """Nobody holds these cells any more; blocks without any owner are empty again."""
+        """No row holds these cells any more; blocks without any owner are empty again."""
         if self.journal.open:
             self._note(_CELL_COLUMNS, cells)
             self.journal.note(partial(self._hold_again, cells.copy()))

@@ -14,7 +14,7 @@ from twinserve.policies.kv.free import FreeStack
 
 
 class CellPool:
-    """`num_cells` cells of the device; any of them is as good as any other. `free`: how many nobody
+    """`num_cells` cells of the device; any of them is as good as any other. `free`: how many no row
     has."""
 
     def __init__(self, num_cells: int) -> None:

@@ -69,7 +69,7 @@ class LayerwiseLedger(UndoLedger):
 
     @classmethod
     def whole_blocks(cls, num_blocks: int, host_blocks: int) -> int:
-        """Who runs may have any of its layers on the host."""
+        """A running row may have any of its layers on the host."""
         return num_blocks + host_blocks
 
     def interleave(self, interleaved: bool) -> None:

@@ -93,7 +93,7 @@ class Offloading:
         self._requests: dict[int, _Request] = {}
         self._next = 0
         self._begun: list[Job] = []  # loads of the plan being made
-        self._taken: set[int] = set()  # blocks that the plan being made gave to somebody
+        self._taken: set[int] = set()  # blocks that the plan being made gave to a row
         self._fences: dict[int, set[int]] = {}  # block that may be taken -> jobs that read it
         self._ended: list[int] = []  # rows, since the last plan
 
@@ -269,7 +269,7 @@ class Offloading:
             del self._requests[job.row]
 
     def fail(self) -> None:
-        """The engine is no more. What it was writing is lost, what it was reading may leave."""
+        """The engine has failed. What it was writing is lost, what it was reading may leave."""
         for job in self.jobs.values():
             if job.store:
                 self.store.lost(job.keys)

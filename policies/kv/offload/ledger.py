@@ -39,7 +39,7 @@ class TieredLedger(PagedLedger):
         return entry.contents[:blocks]
 
     def forget(self, row: int) -> None:
-        """Nobody will ask for names of the row's text any more."""
+        """Names of the row's text will not be asked for any more."""
         self._left.pop(row, None)
 
     def free(self, row: int) -> None:

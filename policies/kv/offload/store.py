@@ -1,4 +1,4 @@
-"""The host tier of KV chunks: what is in it, who reads and writes it, what it admits and gives up.
+"""The host tier of KV chunks: what is in it, its readers and writers, what it admits and gives up.
 
 Source: vLLM 0.32, `v1/kv_offload/cpu/manager.py` (`CPUOffloadingManager`). One engine has one, as
 in vLLM, or several engines share one: keys are of text, the same on all of them.
@@ -56,12 +56,13 @@ class HostStore:
         self.eviction = EVICTION[eviction](capacity)
         self.threshold, self.tracked = threshold, tracked
         self.counts: Counter[str] = Counter()
-        self.idle = 0  # chunks that nobody reads or writes
+        self.idle = 0  # chunks that are not read or written
         self.held = 0  # chunks
         self._fresh = 0  # slots that were never used begin here
         self._free: list[int] = []
         self._offers: OrderedDict[int, int] = OrderedDict()
-        # called when chunks have become readable, or never will: whoever waits for them may go on
+        # called when chunks have become readable, or never will: requests that wait for them may
+        # go on
         self.listeners: list[Callable[[], None]] = []
 
     @property
@@ -70,7 +71,7 @@ class HostStore:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody reads or writes."""
+        """Whether the chunk is read or written now."""
         return self.idle < self.held
 
     # -- reading -----------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class HostStore:
         for key in keys:
             chunk = self.eviction.get(key)
             if chunk is None or chunk.users < 1:
-                raise LedgerError(f"chunk {key} was read by nobody")
+                raise LedgerError(f"chunk {key} has no reader")
             chunk.users -= 1
             self.idle += chunk.users == 0
 
@@ -151,11 +152,11 @@ class HostStore:
         self._tell()
 
     def lost(self, keys: Sequence[int]) -> None:
-        """Their store will never end: what wrote them is no more."""
+        """Their store will never end: their writer has failed."""
         for key in keys:
             chunk = self.eviction.get(key)
             if chunk is None or chunk.ready:
-                raise LedgerError(f"chunk {key} is written by nobody")
+                raise LedgerError(f"chunk {key} has no writer")
             self.eviction.remove(key)
             self._free.append(chunk.slot)
             self.held -= 1
@@ -215,7 +216,7 @@ class HostStore:
         chunks = [chunk for _, chunk in self.eviction.chunks()]
         slots = sorted([*self._free, *(chunk.slot for chunk in chunks)])
         if slots != list(range(self._fresh)):
-            raise LedgerError("a place on the host is held twice, or by nobody")
+            raise LedgerError("a place on the host is held twice, or by no chunk")
         if len(chunks) != self.held or self.held + self.free != self.capacity:
             raise LedgerError(f"{self.held} chunks held and {self.free} free of {self.capacity}")
         if self.idle != sum(chunk.users == 0 for chunk in chunks):

@@ -214,7 +214,7 @@ class PagedLedger(UndoLedger):
         return True
 
     def grow_each(self, rows: np.ndarray, tokens: np.ndarray) -> int:
-        # Nobody gets a block that another one of them has just filled, so that all may take theirs
+        # No row gets a block that another one of them has just filled, so that all may take theirs
         # before the first is published.
         fresh = np.maximum(self._lacking_blocks(rows, tokens), 0)
         done = int(fresh.cumsum().searchsorted(self.pool.free, side="right"))
@@ -268,7 +268,7 @@ class PagedLedger(UndoLedger):
 
     @property
     def runs_of_chunks(self) -> bool:
-        """Whoever listens wants to hear of a block when it is full."""
+        """A listener hears of a block when it is full."""
         return self.pool.events is None
 
     def extend_chunks(self, rows: np.ndarray, tokens: np.ndarray, steps: int) -> None:

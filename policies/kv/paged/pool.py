@@ -38,7 +38,7 @@ class BlockPool:
     prefix).
 
     blank   blocks that hold nothing reusable
-    cached  blocks nobody uses whose content can still be found; evicted in order of release
+    cached  unused blocks whose content can still be found; evicted in order of release
     version changes whenever what can be found may have changed
     """
 
@@ -67,7 +67,7 @@ class BlockPool:
         self.evicted = 0  # cached contents lost so far, blocks
         # how to take back what was done, newest last
         self.undo: list[Callable[[], object]] | None = None
-        self.events: KvEvents | None = None  # None: nobody listens
+        self.events: KvEvents | None = None  # None: no listener
 
     @property
     def blank(self) -> int:
@@ -223,7 +223,8 @@ class BlockPool:
         return len(entries) - int(np.count_nonzero(seen))
 
     def use(self, blocks: np.ndarray) -> None:
-        """Another row uses these findable blocks; those nobody used leave the eviction order."""
+        """Another row uses these findable blocks; those that were unused leave the eviction
+        order."""
         idle = blocks[self.refs[blocks] == 0]
         stamps = self._stamp[idle]
         self._stamp[idle] = 0
