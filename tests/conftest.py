@@ -1,8 +1,11 @@
 """What all tests share: how many examples property tests draw, which files begin, and less work
 beside the tests."""
 
+import contextlib
 import gc
+import importlib
 import os
+import sys
 from pathlib import Path
 
 # Before numpy is imported: threads of BLAS wait for each other where all cores are busy with tests.
@@ -18,6 +21,8 @@ load_profile()
 TESTS = Path(__file__).parent
 # Files of what .ci/nightly has, and whether these tests are live: test_nightly.py looks for them.
 NIGHTLY = pytest.StashKey[set[tuple[Path, bool]]]()
+# Marks that no test which is to run has.
+LEFT_OUT = pytest.StashKey[set[str]]()
 # A worker has a file to itself (--dist loadfile): what takes over a minute begins first, longest
 # first, so that no worker has one of these alone at the end.
 LONGEST = (
@@ -51,11 +56,48 @@ LONGEST = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[NIGHTLY] = set()
+    config.stash[LEFT_OUT] = left_out = set()
+    if " or " not in (said := config.option.markexpr) and "(" not in said:
+        left_out |= {word[4:] for word in said.split(" and ") if word.startswith("not ")}
+    if "slow" in left_out:
+        left_out.add("nightly")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each worker imports all test files, and in a fresh checkout compiles those that no other one
+    has compiled. So every second worker begins with the last file."""
+    if sys.dont_write_bytecode or os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "02468":
+        return
+    files: list[Path] = []
+    for path in map(Path, session.config.args):
+        files += sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+    for file in reversed([file.resolve() for file in files if file.suffix == ".py"]):
+        if file.is_relative_to(TESTS):
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # collection says it
+                importlib.import_module(".".join(file.relative_to(TESTS.parent).parts)[:-3])
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list | None:
+    """Each worker collects all. Of tests that -m leaves out, near half of them, parameters and
+    fixtures are not looked at."""
+    left_out = collector.config.stash[LEFT_OUT]
+    if not left_out or not name.startswith("test") or not callable(obj):
+        return None
+    marks = {mark.name for mark in (*collector.iter_markers(), *getattr(obj, "pytestmark", ()))}
+    if not marks & left_out:
+        return None
+    if "nightly" in marks or is_hypothesis_test(obj):
+        collector.config.stash[NIGHTLY].add((collector.path, "live" in marks))
+    return []
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Only --no-loadscope-reorder keeps this order with -n: else xdist begins with files of many
     tests. What is nightly is slow too."""
-    config.stash[NIGHTLY] = large = set()
+    large = config.stash[NIGHTLY]
     for item in items:
         nightly = item.get_closest_marker("nightly") is not None
         if nightly:
