@@ -17,7 +17,8 @@ from twinserve.profiles.profile import Profile, derive_profile, load_profile
 
 LABELS = {
     "bros": "BROS, Sec. IV-A",
-    "echo": "Echo, eqs. 6-8 with a decode constant",
+    "echo-printed": "Echo, eqs. 6-8 as printed with a decode constant",
+    "echo": "Echo, eqs. 6-7 and the sentence before eq. 8, with a decode constant",
     "echo-total": "Echo, with total context and batch size",
     "echo-sum": "sums of a batch over one constant",
     "layerkv": "LayerKV, eq. 3 with a decode constant",

@@ -1,61 +1,168 @@
 """How far conclusions move when the profile is off: `twinserve study sensitivity`.
 
 Every part of a profile is made 10 % too large and 10 % too small (`Profile.scaled`), policies are
-compared again, and the table says whose number is best then, and by how much. docs/studies.md
+compared again, and the table says which policy is best then, and by how much. docs/sensitivity.md
 has the results.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from twinserve.experiments.sensitivity.runs import (
-    COMPLETION,
-    KEPT,
-    OFFLINE,
-    SETTINGS,
-    TPOT,
-    TTFT,
-    Metric,
-    Setting,
-    run_point,
-)
-from twinserve.experiments.study.command import GridOptions, Special
 from twinserve.experiments.study.curves import panels
-from twinserve.experiments.study.off import BELIEFS
-from twinserve.experiments.study.output import markdown_table, write_plot, write_tables
-from twinserve.experiments.study.progress import shown_grid
-from twinserve.sim.sweep.grid import Point
-from twinserve.sim.sweep.paired import gained
-from twinserve.sim.sweep.statistics import interval, over_seeds
-from twinserve.traces.write import write_atomically
+from twinserve.experiments.study.grid import Grid, Settings, Values, joined, windows
+from twinserve.experiments.study.off import BELIEFS, PARTS
+from twinserve.experiments.study.output import markdown_table
+from twinserve.experiments.study.runs import run
+from twinserve.experiments.study.study import Figure, Study
+from twinserve.experiments.study.tables import Table, signed
+from twinserve.sim.setup.config import PAPERS_ENGINE
+from twinserve.sim.sweep.statistics import interval
 
 FACTORS = (0.9, 1.1)
-SEEDS = 5
-QUICK = {"hybrid": ("step", "belief"), "mooncake": ("kv",), "echo": ("belief",)}
 BY = ["part", "factor"]
 
 
-def points(quick: bool, seeds: int) -> list[Point]:
-    """As it is, then each part at each factor; settings one after another."""
-    found = []
-    for name, setting in SETTINGS.items():
-        if quick and name not in QUICK:
-            continue
-        parts = QUICK[name] if quick else setting.parts
-        for part, factor in [
-            ("none", 1.0),
-            *((part, factor) for part in parts for factor in FACTORS),
-        ]:
-            for seed in range(seeds):
-                axes = {"setting": name, "part": part, "factor": factor, "seed": seed}
-                found.append(Point(axes, {**axes, "quick": quick}))
-    return found
+@dataclass(frozen=True)
+class Metric:
+    """path: in the summary; better: high or low; share: of requests, compared in percentage
+    points."""
+
+    path: str
+    better: str
+    share: bool = False
 
 
-def margins(rows: pd.DataFrame, setting: Setting, metric: Metric) -> pd.DataFrame:
+METRICS: Mapping[str, Metric] = {
+    "objectives kept": Metric("classes.rt.slo_attainment", "high", share=True),
+    "TTFT mean, ms": Metric("classes.rt.mean_ttft_ms", "low"),
+    "TTFT p99, ms": Metric("classes.rt.p99_ttft_ms", "low"),
+    "TPOT mean, ms": Metric("classes.rt.mean_tpot_ms", "low"),
+    "normalized latency, ms": Metric("classes.rt.normalized_latency_ms", "low"),
+    "best-effort tok/s": Metric("classes.be.window_total_token_throughput", "high"),
+    "completion mean, s": Metric("applications.mean_jct_s", "low"),
+    "completion p90, s": Metric("applications.p90_jct_s", "low"),
+    "all tok/s": Metric("total_token_throughput", "high"),
+}
+ONLINE = [name for name in METRICS if not name.startswith("completion")]
+MEASURED = {
+    "memory": [name for name in ONLINE if name != "best-effort tok/s"],
+    "apps": ["completion mean, s", "completion p90, s", "all tok/s"],
+}
+OF_BELIEFS = (
+    "objectives kept",
+    "TTFT mean, ms",
+    "TPOT mean, ms",
+    "best-effort tok/s",
+    "completion mean, s",
+)
+
+# -- settings --------------------------------------------------------------------------------------
+ECHO = ("vllm", "echo-bs", "echo-bs-e:slo=gap", "echo:slo=gap")
+# setting -> policies, further settings of its runs
+SETTINGS: Mapping[str, tuple[Values, Settings]] = {
+    "hybrid": (
+        ("vllm", "vllm-v0", "round-robin", "bros"),
+        {"preset": "bros-hybrid", "duration": 100.0},
+    ),
+    "mooncake": (
+        ("vllm", "vllm-v0", "round-robin:chunk=2048", "bros:chunk=2048"),
+        {
+            "trace": "mooncake",
+            "offline": True,
+            "windows": windows(range(300, 3600, 300), 120.0),
+            "rate_scale": 1.0,
+            "pool": 16,
+        },
+    ),
+    "memory": (
+        ("vllm", "vllm-v0", "layerkv:savable_only=true"),
+        {
+            "trace": "sharegpt",
+            "profile": "llama-2-7b@l20",
+            "rate": 8.5,
+            "requests": 600,
+            "cap_length": 2300,
+            "slo": "ttft=3,tpot=0.2",
+        },
+    ),
+    "apps": (
+        ("parrot", "vtc", "justitia:predictor=class-mean"),
+        {"trace": "apps", "profile": "llama-7b@a100-pcie-40g"},
+    ),
+    "echo": (
+        ECHO,
+        {
+            "trace": "sharegpt",
+            "profile": "llama-3.1-8b@a100-80g",
+            "rate": 4.0,
+            "duration": 60.0,
+            "num_blocks": 10_000,  # about the memory of an A100-40G, the GPU of the paper
+            "slo": "ttft=1,tpot=0.05",
+            # some questions are left when the last online request arrives
+            "beside": {"documents": "toolbench", "requests": 1000},
+        },
+    ),
+}
+# the two that estimate no step times are refused another estimator
+EXACT = {p: {"policy": p} | ({"estimator": "perfect"} if ":" in p else {}) for p in ECHO}
+SETTINGS = {**SETTINGS, "echo-exact": (EXACT, SETTINGS["echo"][1])}
+TITLES = {
+    "hybrid": "ShareGPT lengths at 10 requests/s, best-effort batches of 128, Qwen2.5-14B on 2 x "
+    "A100-40G (bros-hybrid, 100 s)",
+    "mooncake": "Mooncake conversations, windows of 120 s as recorded, best-effort batches of 16, "
+    "Llama-3.1-8B on 4 x H100",
+    "memory": "ShareGPT lengths at 8.5 requests/s, 600 requests, Llama-2-7B on one L20: memory "
+    "binds",
+    "apps": "300 applications in 9 minutes (apps:2x), Llama-7B on one A100-PCIe",
+    "echo": "ShareGPT lengths at 4 requests/s, 60 s, beside 1,000 questions on documents "
+    "(longdoc:toolbench), Llama-3.1-8B on one A100 with 160,000 tokens of KV; Echo believes its "
+    "own form (eqs. 6-8)",
+    "echo-exact": "the same, but Echo believes exact step times, and then these 10 % off",
+}
+# of the smallest grid
+QUICK = {"hybrid": ("step", "belief"), "mooncake": ("kv",), "echo": ("belief",)}
+SMALL = {"hybrid": {"duration": 20.0}, "echo": {"duration": 10.0}}
+
+
+def grid(name: str) -> Grid:
+    """A setting with its profile as it is, then with each part at each factor."""
+    policies, settings = SETTINGS[name]
+    parts = (*PARTS, "demand") if name == "apps" else ("belief",) if "exact" in name else PARTS
+    off = [("none", 1.0), *((part, factor) for part in parts for factor in FACTORS)]
+    return Grid(
+        {
+            "setting": {name: settings},
+            ("part", "factor"): {pair: {"off": [*pair]} for pair in off},
+            "policy": policies,
+        },
+        PAPERS_ENGINE,
+        {metric: METRICS[metric].path for metric in MEASURED.get(name, ONLINE)},
+        few={
+            "setting": int(name in QUICK),
+            ("part", "factor"): [pair for pair in off if pair[0] in ("none", *QUICK.get(name, ()))],
+        },
+        quick={
+            "windows": windows(range(300, 3600, 300), 20.0),
+            "beside": {"documents": "toolbench", "requests": 300},
+            **SMALL.get(name, {}),
+        },
+    )
+
+
+def metrics_of(rows: pd.DataFrame) -> dict[str, Metric]:
+    """Of the runs of one setting."""
+    known = rows.columns[rows.notna().any()]
+    return {name: metric for name, metric in METRICS.items() if name in known}
+
+
+# -- tables ----------------------------------------------------------------------------------------
+def margins(rows: pd.DataFrame, name: str, metric: Metric) -> pd.DataFrame:
     """A row for each part and factor of one setting: `best` policy, and what is left of the lead of
     the one that is best as the profile is.
 
@@ -67,10 +174,9 @@ def margins(rows: pd.DataFrame, setting: Setting, metric: Metric) -> pd.DataFram
     Values are compared by their logarithms (geometric means), so that a seed with a tenfold TTFT
     does not stand for all.
     """
-    high = metric.better == "high"
-    sign = 1.0 if high else -1.0
+    sign = 1.0 if metric.better == "high" else -1.0
     wide = {
-        key: part.pivot(index="seed", columns="policy", values=metric.name)
+        key: part.pivot(index="seed", columns="policy", values=name)
         for key, part in rows.groupby(BY, sort=False)
     }
     scores = {key: sign * (table if metric.share else np.log(table)) for key, table in wide.items()}
@@ -82,27 +188,26 @@ def margins(rows: pd.DataFrame, setting: Setting, metric: Metric) -> pd.DataFram
         mean, half = interval(score[leader] - score[second])
         best = leader if means[leader] >= means[second] else second
         row = {
-            "metric": metric.name,
+            "metric": name,
             "part": part,
             "factor": factor,
             "leader": leader,
             "best": best,
             "second": second,
         }
-        for name, value in (("lead", mean), ("lead_low", mean - half), ("lead_high", mean + half)):
-            row[name] = value if metric.share else float(sign * np.expm1(sign * value))
+        for end, value in (("lead", mean), ("lead_low", mean - half), ("lead_high", mean + half)):
+            row[end] = value if metric.share else float(sign * np.expm1(sign * value))
         found.append(row | {"share": metric.share})
     return pd.DataFrame(found)
 
 
 def conclusions(rows: pd.DataFrame) -> pd.DataFrame:
     """`margins` of every setting and metric."""
-    tables = []
-    for name, part in rows.groupby("setting", sort=False):
-        setting = SETTINGS[name]
-        tables += [
-            margins(part, setting, metric).assign(setting=name) for metric in setting.metrics
-        ]
+    tables = [
+        margins(part, name, metric).assign(setting=setting)
+        for setting, part in rows.groupby("setting", sort=False)
+        for name, metric in metrics_of(part).items()
+    ]
     found = pd.concat(tables, ignore_index=True)
     return found[["setting", *(column for column in found if column != "setting")]]
 
@@ -111,18 +216,16 @@ def changes(rows: pd.DataFrame) -> pd.DataFrame:
     """How each policy's own numbers move: relative change against the profile as it is, paired by
     seed (shares of requests: difference), with its 95 % interval."""
     found = []
-    for name, setting_rows in rows.groupby("setting", sort=False):
-        base = setting_rows[setting_rows.part == "none"]
-        moved = setting_rows[setting_rows.part != "none"]
-        for metric in SETTINGS[name].metrics:
-            kind = "difference" if metric.share else "change"
-            changed = gained(moved, base, ["policy", "seed"], {"change": (metric.name, kind)})
-            table = over_seeds(changed, [*BY, "policy"], ["change"])
-            found.append(table.assign(setting=name, metric=metric.name, share=metric.share))
+    for setting, part in rows.groupby("setting", sort=False):
+        for name, metric in metrics_of(part).items():
+            gain = {"change": (name, "difference" if metric.share else "change")}
+            table = Table([*BY, "policy"], (), gain, {"part": "none"}, ("policy",), own=False)
+            found.append(table(part).assign(setting=setting, metric=name, share=metric.share))
     columns = ["setting", "metric", *BY, "policy", "change", "change_ci", "share", "seeds"]
     return pd.concat(found, ignore_index=True)[columns]
 
 
+# -- text and plot ---------------------------------------------------------------------------------
 def _lead(row, bounds: bool = True) -> str:
     numbers = (
         (row.lead, row.lead_low, row.lead_high)
@@ -135,12 +238,10 @@ def _lead(row, bounds: bool = True) -> str:
     return mean + (f" ({ends[0]} to {ends[1]})" if ends else "") + unit
 
 
-def markdown(found: pd.DataFrame, seeds: int) -> str:
-    """A table for each setting: who leads, by how much, the least and the greatest lead, and what
-    takes it away."""
-    text = [
-        f"Means over {seeds} seeds, in brackets the 95 % interval of the lead, paired by seed.\n"
-    ]
+def markdown(found: pd.DataFrame) -> str:
+    """A table for each setting: the best policy, by how much it leads, the least and the greatest
+    lead, and what takes it away."""
+    text = ["Means over seeds, in brackets the 95 % interval of the lead, paired by seed.\n"]
     for name, part in found.groupby("setting", sort=False):
         rows = []
         for metric, table in part.groupby("metric", sort=False):
@@ -165,7 +266,7 @@ def markdown(found: pd.DataFrame, seeds: int) -> str:
             "greatest lead",
             "who is best otherwise",
         ]
-        text.append(f"**{name}**: {SETTINGS[name].title}.\n\n{markdown_table(header, rows)}")
+        text.append(f"**{name}**: {TITLES[name]}.\n\n{markdown_table(header, rows)}")
     kept = found[found.part != "none"]
     same = int((kept.best == kept.leader).sum())
     base = found[found.part == "none"].set_index(["setting", "metric"])
@@ -187,7 +288,7 @@ def beliefs_markdown(changed: pd.DataFrame) -> str:
     mine = mine[
         mine.groupby(["setting", "policy"]).change.transform(lambda change: change.abs().max()) > 0
     ]
-    metrics, rows = [metric.name for metric in (KEPT, TTFT, TPOT, OFFLINE, COMPLETION)], []
+    metrics, rows = list(OF_BELIEFS), []
     for (name, policy, part, factor), table in mine.groupby(["setting", "policy", *BY], sort=False):
         cells = {row.metric: _change(row) for row in table.itertuples()}
         rows.append(
@@ -206,14 +307,12 @@ def beliefs_markdown(changed: pd.DataFrame) -> str:
 
 
 def _change(row) -> str:
-    half = f" ± {100 * row.change_ci:.1f}" if np.isfinite(row.change_ci) else ""
-    return f"{100 * row.change:+.1f}{half}{' points' if row.share else ' %'}"
+    return signed(row.change, row.change_ci, " points" if row.share else " %")
 
 
-def plot(found: pd.DataFrame) -> Canvas:
+def plot(canvas: Canvas, found: pd.DataFrame, points: pd.DataFrame) -> None:
     """Leads of each setting and metric: grey as the profile is, and with each part too small and
     too large."""
-    canvas = Canvas(layout="constrained")
     settings = list(dict.fromkeys(found.setting))
     columns = max(found[found.setting == name].metric.nunique() for name in settings)
     axes = panels(canvas, len(settings), columns, width=2.6, height=2.3)
@@ -225,7 +324,6 @@ def plot(found: pd.DataFrame) -> Canvas:
             axes[i, j].axis("off")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     canvas.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-    return canvas
 
 
 def _dots(axes, table: pd.DataFrame, metric: str, before: str) -> None:
@@ -262,25 +360,22 @@ def _dots(axes, table: pd.DataFrame, metric: str, before: str) -> None:
     axes.grid(alpha=0.3, axis="x")
 
 
-def experiment(options: GridOptions) -> str:
-    """Run everything, write points.csv, leads.csv, changes.csv, report.md and sensitivity.png, and
-    return the report."""
-    out, seeds = options.out, options.seeds
-    rows = shown_grid(
-        run_point,
-        points(options.quick, seeds),
-        out,
-        options.workers,
-        "sensitivity",
-        options.any_version,
-    )
-    found = conclusions(rows)
-    changed = changes(rows)
-    text = f"{markdown(found, seeds)}\n{beliefs_markdown(changed)}"
-    write_plot(out / "sensitivity.png", plot(found))
-    write_tables(out, {"points": rows, "leads": found, "changes": changed})
-    write_atomically(out / "report.md", text.encode())
-    return text
-
-
-STUDY = Special("sensitivity", experiment, SEEDS)
+RUNS = joined(*map(grid, SETTINGS))
+STUDY = Study(
+    "sensitivity",
+    "",
+    [
+        Figure(
+            "leads", "leads with a profile that is off", RUNS, run, conclusions, plot, text=markdown
+        ),
+        Figure(
+            "changes",
+            "what changes for each policy, and what wrong beliefs do",
+            RUNS,
+            run,
+            changes,
+            text=beliefs_markdown,
+        ),
+    ],
+    seeds=5,
+)

@@ -143,7 +143,7 @@ class Study:
             folder = out / figure.name
             if names or folder.is_dir():
                 points, said = read_points(folder), _said(folder)
-                seeds = sorted({*points.seed.tolist()})
+                seeds = sorted({*points.get("seed", pd.Series(dtype=int)).tolist()})
                 given = {"quick": False, "seeds": seeds} if said is None else said["scale"]
                 self._write(figure, points, Scale(given["quick"], tuple(given["seeds"])), folder)
         self._write_report(out)

@@ -132,7 +132,8 @@ class Text:
     heading: str | Mapping[Any, str] = "**{}**"
 
     def __call__(self, table: pd.DataFrame) -> str:
-        parts = [self.intro.format(seeds=int(table.seeds.min())) + "\n"]
+        seeds = int(table.seeds.min()) if "seeds" in table else 0
+        parts = [self.intro.format(seeds=seeds) + "\n"]
         for value, rows in [("", table)] if self.each is None else _groups(table, [self.each]):
             if self.each is not None:
                 parts.append(f"{self._heading(value)}\n")
@@ -147,7 +148,7 @@ class Text:
                 for _, row in table.iterrows()
             ]
             return markdown_table([*self.rows, *self.cells], lines)
-        values, (cell,) = sorted({*table[self.over]}), self.cells.values()
+        values, (cell,) = list(dict.fromkeys(table[self.over])), self.cells.values()
         lines = []
         for key, rows in _groups(table, [*self.rows.values()]):
             found = {row[self.over]: cell(row) for _, row in rows.iterrows()}

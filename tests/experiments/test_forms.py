@@ -1,5 +1,4 @@
-"""The comparison of forms of step times: accuracies, and what a policy pays for deciding with
-each."""
+"""The comparison of forms of step times: how far each is off."""
 
 import numpy as np
 import pandas as pd
@@ -7,15 +6,12 @@ import pytest
 
 from twinserve.experiments.forms import accuracy as forms_accuracy
 from twinserve.experiments.forms import main as forms
-from twinserve.experiments.forms.accuracy import KINDS, drawn_steps, on_a_profile, on_recorded_steps
-from twinserve.experiments.forms.main import (
-    CASES,
-    accuracy_markdown,
-    costs,
-    costs_markdown,
-    inputs_of,
-    points,
-    run_point,
+from twinserve.experiments.forms.accuracy import (
+    KINDS,
+    LABELS,
+    drawn_steps,
+    on_a_profile,
+    on_recorded_steps,
 )
 from twinserve.experiments.study.command import GridOptions
 from twinserve.profiles.composition import StepComposition
@@ -84,73 +80,15 @@ def test_forms_on_recorded_steps(tmp_path, monkeypatch):
         table.left_out["profile + host"] < 0.05
         and table.left_out["bros"] >= 0.5 * table.error["bros"] > 0
     )
-    text = accuracy_markdown(table.reset_index(), on_a_profile(profile, each=5))
+    rows = forms.table(pd.DataFrame([*forms.errors(str(tmp_path), 0), *forms.errors(None, 5)]))
+    text = forms.TEXT(rows)
     assert "| operators as shipped | 9.1% |  |  |  |" in text and "recorded steps, it" in text
 
 
-def test_costs_by_hand():
-    rows = []
-    for estimator, latency, kept in (
-        ("perfect", (100.0, 200.0), (1.0, 0.9)),
-        ("bros", (110.0, 240.0), (0.9, 0.9)),
-    ):
-        for seed in range(2):
-            row = {
-                m.name: (kept if m.share else latency)[seed] for m in CASES["bros, 20/s"].metrics
-            }
-            rows.append({"case": "bros, 20/s", "estimator": estimator, "seed": seed, **row})
-    table = costs(pd.DataFrame(rows))
-    mine = table[table.estimator == "bros"].set_index("metric")
-    assert (
-        mine.change["TTFT mean, ms"] == pytest.approx(0.15) and mine.value["TTFT mean, ms"] == 175.0
-    )
-    assert mine.change_ci["TTFT mean, ms"] == pytest.approx(12.706 * 0.05, rel=1e-3)
-    assert mine.change["objectives kept"] == pytest.approx(-0.05)
-    text = costs_markdown(table)
-    assert "| `perfect` | 95.0 ± 63.5 % | 150.0 ± 635.3 |" in text
-    assert "| `bros` | -5.0 ± 63.5 points | +15.0 ± 63.5 % |" in text
-
-
-def test_one_request_list_and_one_truth_for_all_beliefs():
-    believed = [inputs_of("echo", estimator, 1, True) for estimator in ("perfect", "roofline")]
-    first, second = (inputs.workload for inputs in believed)
-    assert np.array_equal(first.arrival_s, second.arrival_s) and np.array_equal(
-        first.prompt_tokens, second.prompt_tokens
-    )
-    work = StepComposition(9, 900, 100)
-    assert believed[0].hardware.model.step_seconds(work) == believed[1].hardware.model.step_seconds(
-        work
-    )
-    assert believed[1].estimator.model.step_seconds(work) != believed[
-        1
-    ].hardware.model.step_seconds(work)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.nightly if i else ()) for i, c in enumerate(CASES)]
-)
-def test_a_small_run_of_each_case(case):
-    estimator = CASES[case].estimators[1]
-    found = run_point(case, estimator, 0, True)
-    assert (
-        found.keys() == {metric.name for metric in CASES[case].metrics}
-        and np.isfinite([*found.values()]).all()
-    )
-    assert run_point(case, estimator, 0, True) == found
-
-
-def test_every_case_starts_from_true_step_times():
-    grid = pd.DataFrame([point.axes for point in points(False, 2)])
-    assert all(case.estimators[0] == "perfect" for case in CASES.values())
-    assert len(grid) == 2 * sum(len(case.estimators) for case in CASES.values())
-
-
-@pytest.mark.nightly
-def test_the_command_writes_everything(tmp_path, monkeypatch):
+def test_the_study_says_when_there_are_no_recorded_steps(tmp_path, monkeypatch):
     monkeypatch.delenv("TWINSERVE_TRUTH", raising=False)
-    monkeypatch.setattr(forms, "on_a_profile", lambda profile: on_a_profile(profile, each=20))
-    said = forms.STUDY.command((), GridOptions(quick=True, seeds=1, workers=1, out=tmp_path))
-    assert "names no recorded steps" in said and all(f"**{case}**" in said for case in CASES)
-    wanted = {"report.md", "points.csv", "costs.csv", "profile_errors.csv", "forms.png"}
-    assert {path.name for path in tmp_path.iterdir()} >= wanted
+    forms.STUDY.command((), GridOptions(quick=True, workers=1, out=tmp_path))
+    said = (tmp_path / "tables.md").read_text()
+    assert "profile, mixed" in said and "recorded steps, " not in said
+    assert all(f"| {LABELS[form]} |" in said for form in FORMS)

@@ -1,8 +1,8 @@
 """The sensitivity experiment: what is perturbed, what counts as a lead, and a small run of all of
 it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import wraps
 
 import numpy as np
 import pandas as pd
@@ -10,27 +10,63 @@ import pytest
 
 from twinserve.experiments.sensitivity import main as sensitivity
 from twinserve.experiments.sensitivity.main import (
+    MEASURED,
+    METRICS,
+    SETTINGS,
     beliefs_markdown,
     changes,
     conclusions,
+    grid,
     markdown,
-    points,
 )
-from twinserve.experiments.sensitivity.runs import SETTINGS, inputs_of, run_point
 from twinserve.experiments.study.command import GridOptions
 from twinserve.experiments.study.off import PARTS, BelievingInputs, misjudging, perturbed
+from twinserve.experiments.study.runs import inputs_of as of_settings
+from twinserve.experiments.study.runs import run
+from twinserve.experiments.study.study import Scale
 from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy, policy_class
-from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.replicas import kinds, make_policy
+from twinserve.sim.sweep.grid import Point
 
 BROS = policy_class("bros")
+QUICK = Scale(quick=True, seeds=(0,))
+
+
+def small(setting: str, scale: Scale = QUICK) -> Iterator[Point]:
+    """The points of a setting at its smallest, all parts that are off."""
+    few = {
+        name: n
+        for name, n in grid(setting).few.items()
+        if name not in ("setting", ("part", "factor"))
+    }
+    yield from replace(grid(setting), few=few)(scale)
+
+
+def inputs_of(setting: str) -> Inputs:
+    """Of all policies of a setting, with the profile as it is."""
+    *_, last = small(setting)
+    found = of_settings({**last.arguments["settings"], "off": None})
+    return replace(found, policies=tuple(parse_policy(text) for text in SETTINGS[setting][0]))
+
+
+def runs_off(setting: str, part: str, factor: float) -> pd.DataFrame:
+    """A row for each policy of the setting at its smallest."""
+    asked = [p for p in small(setting) if p.axes["part"] == "none"]
+    rows = {
+        point.axes["policy"]: run(
+            {**point.arguments["settings"], "off": [part, factor]}, point.arguments["columns"]
+        )
+        for point in asked
+    }
+    return pd.DataFrame(rows).T
 
 
 def rows(values: dict) -> pd.DataFrame:
     """(part, factor) -> policy -> numbers of seeds 0, 1, ..; `KEPT` and a latency of setting
     memory."""
-    metrics = SETTINGS["memory"].metrics
+    metrics = {name: METRICS[name] for name in MEASURED["memory"]}
     found = []
     for (part, factor), policies in values.items():
         for policy, numbers in policies.items():
@@ -42,7 +78,9 @@ def rows(values: dict) -> pd.DataFrame:
                     "seed": seed,
                     "policy": policy,
                 }
-                found.append(row | {m.name: number / 100 if m.share else number for m in metrics})
+                found.append(
+                    row | {name: number / 100 if m.share else number for name, m in metrics.items()}
+                )
     return pd.DataFrame(found)
 
 
@@ -113,7 +151,7 @@ def test_the_text_says_who_takes_the_lead_away():
             }
         )
     )
-    text = markdown(table[table.metric == "TPOT mean, ms"], 2)
+    text = markdown(table[table.metric == "TPOT mean, ms"])
     assert "| TPOT mean, ms | `a` | `b` | +50 (+4" in text and "decode x 0.9: b (-100 (" in text
     assert "-100 % (decode x 0.9)" in text and "+80 % (kv x 1.1)" in text
     assert "best in 1 of 2 comparisons" in text and "in 1 of 2.\n" in text
@@ -146,7 +184,7 @@ def test_the_text_says_what_wrong_beliefs_do_and_to_whom():
 
 @pytest.fixture(scope="module")
 def hybrid():
-    return resolve(SETTINGS["hybrid"].config(0, True))
+    return inputs_of("hybrid")
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -181,7 +219,7 @@ def test_a_factor_of_one_is_the_profile_as_it_is(hybrid):
 
 @pytest.mark.parametrize("setting", ["echo", "echo-exact"])
 def test_what_echo_believes_is_off_and_its_memory_stays_what_was_set(setting):
-    inputs = inputs_of(setting, 0, True)
+    inputs = inputs_of(setting)
     assert len(inputs.workload) > 100 and inputs.hardware.num_blocks == 10_000
     spec = next(spec for spec in inputs.policies if spec.name == "echo")
     off = perturbed(inputs, "belief", 1.1)
@@ -196,7 +234,7 @@ def test_what_echo_believes_is_off_and_its_memory_stays_what_was_set(setting):
 
 
 def test_predictors_are_trained_on_the_same_requests_whatever_is_believed():
-    inputs = inputs_of("memory", 0, True)
+    inputs = inputs_of("memory")
     off = perturbed(inputs, "belief", 1.1)
     assert inputs.earlier is not None and off.earlier is inputs.earlier
     assert [kind.spec for spec in off.policies for kind, _ in kinds(off, spec)] == [*off.policies]
@@ -204,10 +242,7 @@ def test_predictors_are_trained_on_the_same_requests_whatever_is_believed():
 
 @pytest.mark.nightly
 def test_who_believes_nothing_is_as_before():
-    base, off = (
-        pd.DataFrame(run_point("echo", "belief", f, 0, True)).set_index("policy")
-        for f in (1.0, 0.8)
-    )
+    base, off = (runs_off("echo", "belief", factor) for factor in (1.0, 0.8))
     same = (base == off).all(axis=1)
     assert set(same[same].index) == {"vllm", "echo-bs"}
 
@@ -225,7 +260,7 @@ def test_applications_seem_to_need_more_or_less(part, factors, hybrid):
 
 @pytest.mark.slow
 def test_the_applications_policies_get_wrong_demands():
-    inputs = inputs_of("apps", 0, True)
+    inputs = inputs_of("apps")
     off = perturbed(inputs, "demand", 1.1)
     assert [mine is not was for mine, was in zip(off.policies, inputs.policies, strict=True)] == [
         False,
@@ -237,50 +272,37 @@ def test_the_applications_policies_get_wrong_demands():
 
 @pytest.mark.nightly
 def test_slower_steps_make_every_policy_slower():
-    base, slow = (
-        pd.DataFrame(run_point("hybrid", "step", f, 0, True)).set_index("policy")
-        for f in (1.0, 2.0)
-    )
+    base, slow = (runs_off("hybrid", "step", factor) for factor in (1.0, 2.0))
     # not so the TTFT and TPOT of BROS, which takes fewer best-effort requests along instead
     assert (slow["all tok/s"] < 0.8 * base["all tok/s"]).all()
-    assert set(base.index) == set(SETTINGS["hybrid"].policies)
+    assert set(base.index) == set(SETTINGS["hybrid"][0])
 
 
 def test_every_part_and_both_directions_are_run():
-    grid = pd.DataFrame([point.axes for point in points(False, 3)])
-    for name, setting in SETTINGS.items():
-        mine = grid[grid.setting == name]
-        assert len(mine) == 3 * (1 + 2 * len(setting.parts)) and set(mine.part) == {
-            "none",
-            *setting.parts,
-        }
-    assert set(grid[grid.setting == "hybrid"].part) == {"none", *PARTS}
+    for name, (policies, _) in SETTINGS.items():
+        mine = pd.DataFrame([point.axes for point in grid(name)(Scale(seeds=(0, 1, 2)))])
+        parts = {"belief"} if name == "echo-exact" else {*PARTS}
+        parts |= {"demand"} if name == "apps" else set()
+        assert set(mine.part) == {"none", *parts} and set(mine.policy) == set(policies)
+        assert len(mine) == 3 * len(policies) * (1 + 2 * len(parts))
 
 
 @pytest.mark.nightly
 def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, monkeypatch):
     options = GridOptions(quick=True, seeds=1, workers=1, out=tmp_path)
-    first = sensitivity.STUDY.command((), options)
-    assert (
-        (tmp_path / "report.md").read_text() == first
-        and "**mooncake**" in first
-        and "nan" not in first
-    )
-    files = {
-        name: (tmp_path / name).read_bytes()
-        for name in ("points.csv", "leads.csv", "changes.csv", "sensitivity.png")
-    }
-    assert all(len(content) > 500 for content in files.values())
+    sensitivity.STUDY.command((), options)
+    said = (tmp_path / "tables.md").read_text()
+    assert "**mooncake**" in said and "nan" not in said
+    files = {path: path.read_bytes() for path in sorted(tmp_path.glob("*/*.csv"))}
+    assert len(files) == 4 and all(len(content) > 500 for content in files.values())
 
-    @wraps(run_point)
-    def never(**arguments):
+    def never(*_):
         raise AssertionError("a point was run again")
 
-    monkeypatch.setattr(sensitivity, "run_point", never)
-    assert sensitivity.STUDY.command((), replace(options, any_version=True)) == first
-    assert {name: (tmp_path / name).read_bytes() for name in files} == files
+    monkeypatch.setattr("twinserve.experiments.study.runs.inputs_of", never)
+    sensitivity.STUDY.command((), replace(options, any_version=True))
+    assert {path: path.read_bytes() for path in files} == files
 
 
 def test_the_latencies_are_finite():
-    found = pd.DataFrame(run_point("memory", "kv", 0.9, 0, True))
-    assert np.isfinite(found.drop(columns="policy").to_numpy(float)).all()
+    assert np.isfinite(runs_off("memory", "kv", 0.9).to_numpy(float)).all()
