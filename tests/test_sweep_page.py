@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests import test_readme
+from twinserve.experiments.study.command import GridOptions, study
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "sweep.md"
 JSON = re.compile(r"^```json (\S+)\n(.*?)^```$", re.S | re.M)
+STUDY = re.compile(r"^```python (mine.py)\n(.*?)^```$", re.S | re.M)
 
 
 def commands() -> list[tuple[str, str]]:
@@ -23,7 +26,8 @@ def commands() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("sweep")
-    for name, text in JSON.findall(PAGE.read_text(encoding="utf-8")):
+    page = PAGE.read_text(encoding="utf-8")
+    for name, text in (*JSON.findall(page), *STUDY.findall(page)):
         (path / name).write_text(text)
     return path
 
@@ -46,3 +50,17 @@ def test_command(command: str, shown: str, folder: Path):
 
 def test_the_page_has_commands_and_a_file():
     assert len(commands()) > 6 and len(JSON.findall(PAGE.read_text(encoding="utf-8"))) == 1
+
+
+def test_a_study_of_sixty_lines_runs(folder, capsys, monkeypatch):
+    assert len((folder / "mine.py").read_text().splitlines()) < 60
+    monkeypatch.chdir(folder)
+    options = GridOptions(quick=True, workers=1, out=Path("small"))
+    study("./mine.py", options=options)
+    assert capsys.readouterr().out == "small/paper_vs_ours.md\n"
+    report, table = (folder / "small" / name for name in ("paper_vs_ours.md", "fig1/table.csv"))
+    assert "| Fig. 1 | TTFT of vLLM over that of BROS, 5 requests/s | 3x |" in report.read_text()
+    files = {path: path.read_bytes() for path in (report, table)}
+    table.unlink()
+    study("./mine.py", options=replace(options, redraw=True))
+    assert {path: path.read_bytes() for path in files} == files

@@ -124,9 +124,9 @@ def of_fresh(points: pd.DataFrame) -> pd.DataFrame:
 
 def lines_over(x: str, column: str | None = None) -> Callable[..., None]:
     """A line for each router over `x`; a column of panels for each value of `column`."""
-    draw = lines_of(column or "_all", METRICS, x, "router", {BASE: BLACK})
+    draw = lines_of(column, METRICS, x, "router", {BASE: BLACK})
     return lambda canvas, table, points: draw(
-        canvas, table.assign(_all="", **{x: table[x].astype(float)}), points
+        canvas, table.assign(**{x: table[x].astype(float)}), points
     )
 
 

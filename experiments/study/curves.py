@@ -79,9 +79,15 @@ def grid(
     legend(canvas, axes[0, 0])
 
 
-def lines_of(column: str, *given: Any, **how: Any) -> Callable[..., None]:
-    """`grid` with these arguments, as the plot of a figure."""
-    return lambda canvas, table, points: grid(canvas, table, column, *given, **how)
+def lines_of(column: str | None, *given: Any, **how: Any) -> Callable[..., None]:
+    """`grid` with these arguments, as the plot of a figure; None: one column of panels."""
+
+    def draw(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
+        if column is None:
+            table = table.assign(_all="")
+        grid(canvas, table, column or "_all", *given, **how)
+
+    return draw
 
 
 def legend(canvas: Canvas, axes: Axes) -> None:

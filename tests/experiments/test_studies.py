@@ -1,9 +1,12 @@
 """What studies as data are made of: grids, columns of runs, tables, texts; a user's own study."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from twinserve.experiments.study.claims import Said, claims
 from twinserve.experiments.study.grid import Grid, joined, windows
 from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Scale
@@ -120,6 +123,15 @@ def test_a_text_has_a_table_of_each_and_a_column_of_each():
     )
     wide = Text("", {"load": "load"}, {"": mean("gain")}, over="x", over_heading="x {}")
     assert "| load | x 1 | x 2 |" in wide(table) and "| 2 | 0.3 ± 1.3 |  |" in wide(table)
+
+
+def test_a_number_of_a_paper_stands_beside_a_row():
+    table = pd.DataFrame({"part": ["a", "b"], "gain": [0.3, 0.5], "gain_ci": [0.01, 0.01]})
+    said = Said("Fig. 1", "gain, %", "50 %", 50.0, {"part": "b"}, "gain", "not known", 0.0, 100.0)
+    (claim,) = claims(said, replace(said, row={"part": "c"}))(table)
+    assert (claim.ours, claim.verdict, claim.why) == ("50 ± 1", "agrees", "")
+    (claim,) = claims(replace(said, row={"part": "a"}, neutral=None))(table)
+    assert (claim.verdict, claim.why, claim.directed) == ("differs", "not known", False)
 
 
 def test_a_file_that_is_no_study_is_a_line(tmp_path, capsys):
