@@ -59,7 +59,7 @@ METRICS = {
 
 
 GAINS = {"slo_gain": ("slo_attainment", "difference"), "ttft_gain": ("ttft_s", "change")}
-WORDS = ("more", "less", "within the spread")
+WORDS = ("more", "less", "within the spread", "the same")
 
 
 # -- grids -----------------------------------------------------------------------------------------

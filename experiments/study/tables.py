@@ -29,7 +29,8 @@ class Table:
               `pair` the first one, or the one before, in the order of the runs
     pair      columns with equal values in a run and its baseline, beside the seed and the window
     own       False: the rows of the baseline itself are left out
-    verdicts  new column -> (gain, no effect, (above, below, open)); see `paired.told`
+    verdicts  new column -> (gain, no effect, words above, below and across it); see `paired.told`.
+              A fourth word is of runs that differ in no seed
     """
 
     by: Sequence[str]
@@ -38,7 +39,7 @@ class Table:
     base: Mapping[str, Any] | str = FIRST
     pair: Sequence[str] = ()
     own: bool = True
-    verdicts: Mapping[str, tuple[str, float, tuple[str, str, str]]] = field(default_factory=dict)
+    verdicts: Mapping[str, tuple[str, float, Sequence[str]]] = field(default_factory=dict)
 
     def __call__(self, points: pd.DataFrame) -> pd.DataFrame:
         rows = self.compared(points)
@@ -85,14 +86,17 @@ def _of_order(
 
 def _finite(kind: str, theirs: pd.Series) -> pd.Series:
     """Where a gain is a number: of ratios, where the baseline is not 0."""
-    return theirs.notna() if kind in ("difference", "saving") else theirs != 0
+    return theirs != 0 if kind in ("ratio", "change", "factor") else theirs.notna()
 
 
-def _verdict(gain: float, half: float, words: tuple[str, str, str], neutral: float) -> str:
-    """`told`; nothing where there is no gain, `the same` where no seed differs."""
+def _verdict(gain: float, half: float, words: Sequence[str], neutral: float) -> str:
+    """`told`; nothing where there is no gain, the fourth word where no seed differs."""
     if np.isnan(gain):
         return ""
-    return "the same" if gain == neutral and half == 0 else told(gain, half, words, neutral)
+    above, below, open_, *same = words
+    if same and gain == neutral and half == 0:
+        return same[0]
+    return told(gain, half, (above, below, open_), neutral)
 
 
 # -- Markdown --------------------------------------------------------------------------------------

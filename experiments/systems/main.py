@@ -111,7 +111,7 @@ LABELS = {
 
 
 GAINS = {"slo_gain": ("slo_attainment", "difference"), "be_gain": ("be_tokens_per_s", "change")}
-WORDS = ("more", "less", "within the spread")
+WORDS = ("more", "less", "within the spread", "the same")
 
 
 # -- figures ---------------------------------------------------------------------------------------

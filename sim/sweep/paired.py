@@ -13,6 +13,7 @@ KINDS = {
     "difference": lambda mine, theirs: mine - theirs,
     "factor": lambda mine, theirs: theirs / mine,
     "saving": lambda mine, theirs: theirs - mine,
+    "baseline": lambda mine, theirs: theirs,
 }
 Gains = Mapping[str, tuple[str, str]]  # new column -> column that is compared, one of KINDS
 

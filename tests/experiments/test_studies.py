@@ -93,7 +93,7 @@ def points() -> pd.DataFrame:
 
 
 GAIN = {"gain": ("kept", "difference")}
-VERDICT = {"verdict": ("gain", 0.0, ("more", "less", "open"))}
+VERDICT = {"verdict": ("gain", 0.0, ("more", "less", "open", "the same"))}
 
 
 def test_gains_are_paired_by_seed_and_judged():
