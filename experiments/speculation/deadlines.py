@@ -15,13 +15,13 @@ from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.bros.runs import SLO, metrics
 from twinserve.experiments.study.curves import legend, lines, panels
+from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.output import markdown_table
-from twinserve.experiments.study.study import Figure, Scale, points_over
+from twinserve.experiments.study.study import Figure
+from twinserve.experiments.study.tables import Table
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.run import simulate
-from twinserve.sim.sweep.grid import Point
-from twinserve.sim.sweep.paired import gained
-from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.sim.sweep.statistics import shown
 
 ENGINE = "qwen2.5-14b@a100-40g:tp2"
 POOL = 128  # best-effort requests in a batch, as in the BROS study
@@ -47,15 +47,13 @@ FULL_ARMS = ("none", "k=1, 0.8", "k=3, 0.8")
 SHARES = ("ttft_attainment", "tpot_attainment", "token_attainment")
 RATIOS = ("normalized_ms", "be_rps", "step_ms")
 BY = ["drafts", "rate"]
-
-
-def points(scale: Scale) -> list[Point]:
-    settings = [
-        {"drafts": drafts, "rate": rate, "seconds": 60.0 if scale.quick else SECONDS}
-        for rate in (QUICK_RATES if scale.quick else RATES)
-        for drafts in (QUICK_ARMS if scale.quick else FULL_ARMS if rate == FULL else ARMS)
-    ]
-    return points_over(scale, settings, BY, {})
+GRID = Grid(
+    {"rate": RATES, "drafts": tuple(ARMS)},
+    {"seconds": SECONDS},
+    where=lambda at: at["rate"] != FULL or at["drafts"] in FULL_ARMS,
+    few={"rate": QUICK_RATES, "drafts": QUICK_ARMS},
+    quick={"seconds": 60.0},
+)
 
 
 def run_point(drafts: str, rate: float, seed: int, seconds: float) -> dict:
@@ -83,18 +81,21 @@ def run_point(drafts: str, rate: float, seed: int, seconds: float) -> dict:
     return {**metrics(result), "verified": verified / decodes}
 
 
+# Means, and as NAME_change the difference to the same seed without drafts (shares), or the ratio.
+CHANGES = Table(
+    BY,
+    (*SHARES, *RATIOS, "tpot_s", "ttft_p99_s", "batch", "verified"),
+    {f"{name}_change": (name, "difference") for name in SHARES}
+    | {f"{name}_change": (name, "ratio") for name in RATIOS},
+    base={"drafts": NONE},
+    pair=("rate",),
+)
+
+
 def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each of `BY`: means over seeds and, as NAME_ci, half of the 95 % interval; as
-    NAME_change that of the difference to the same seed without drafts (shares), or of the ratio."""
-    changes = {f"{name}_change": (name, "difference") for name in SHARES}
-    changes |= {f"{name}_change": (name, "ratio") for name in RATIOS}
-    beside = gained(rows, rows[rows.drafts == NONE], ["rate", "seed"], changes)
-    shown = [*SHARES, *RATIOS, "tpot_s", "ttft_p99_s", "batch", "verified"]
-    found = over_seeds(beside, BY, [*shown, *changes])
+    """`CHANGES`, and how many seeds of each row are saturated, and how many may be."""
     counts = rows.groupby(BY, sort=False)[["saturated", "unclear"]].sum().astype(int)
-    found = found.join(counts, on=BY)
-    found["seeds"] = found.pop("seeds")
-    return found
+    return CHANGES(rows).join(counts, on=BY)
 
 
 def summary(found: pd.DataFrame) -> Iterator[str]:
@@ -150,4 +151,4 @@ def plot(canvas: Canvas, found: pd.DataFrame, points: pd.DataFrame) -> None:
     legend(canvas, axes[0, 0])
 
 
-FIGURE = Figure("deadlines", "BROS's deadlines", points, run_point, table, plot, text=report)
+FIGURE = Figure("deadlines", "BROS's deadlines", GRID, run_point, table, plot, text=report)

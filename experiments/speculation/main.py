@@ -16,67 +16,55 @@ from matplotlib.figure import Figure as Canvas
 from twinserve.experiments.speculation import deadlines
 from twinserve.experiments.speculation.runs import run_point
 from twinserve.experiments.study.curves import legend, lines, panels
+from twinserve.experiments.study.grid import Grid, joined
 from twinserve.experiments.study.output import markdown_table
-from twinserve.experiments.study.study import Figure, Scale, Study, points_over
-from twinserve.sim.sweep.grid import Point
-from twinserve.sim.sweep.paired import baseline_of, gained, told
-from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.experiments.study.study import Figure, Study
+from twinserve.experiments.study.tables import Table
+from twinserve.sim.sweep.statistics import shown
 
 ENGINES = ("llama-3.1-8b@h100", "qwen2.5-14b@a100-40g:tp2", "llama-3.1-70b@h100:tp4")
 # Rates published for EAGLE-3 (docs/speculation.md), and the same for drafts that cost nothing.
 RATES = "rates=0.622/0.356/0.203"
 DRAFTED = {"eagle": f"k=3,method=eagle,{RATES}", "ngram": f"k=3,method=ngram,{RATES}"}
 BATCHES = {"chat": (1, 16, 64, 128, 192, 256, 384), "documents": (1, 8, 16, 32, 48)}
-QUICK = {"chat": (1, 16)}
-QUICK_ENGINES = ENGINES[:1]
-BY = ["lengths", "engine", "drafts", "batch"]
 PAYS, LOSES, OPEN = WORDS = ("pays", "loses", "cannot be told")
-
-
-def points(scale: Scale) -> list[Point]:
-    settings = [
+GRIDS = [
+    Grid(
         {
-            "lengths": lengths,
-            "engine": engine,
-            "_drafts": drafts or "none",
-            "drafts": None if drafts is None else DRAFTED[drafts],
-            "batch": batch,
-            "most": max(batches),
-        }
-        for lengths, batches in (QUICK if scale.quick else BATCHES).items()
-        for engine in (QUICK_ENGINES if scale.quick else ENGINES)
-        for drafts in (None, *DRAFTED)
-        for batch in batches
-    ]
-    return points_over(scale, settings, BY, {})
-
-
-def gains(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each of `BY` with drafts: ratios to the same seed without drafts, as the mean over
-    seeds and, as NAME_ci, half of its 95 % interval.
-
-    gain         of output tokens a second
-    longer       of the mean step that computes no prompt
-    step_tokens  tokens that such a step gives a request
-    preemptions, preemptions_without  mean of a run with drafts, and without
-    verdict      whether drafts pay: where the whole interval of `gain` is on one side of 1
-    """
-    pairs = ["lengths", "engine", "batch", "seed"]
-    plain, drafted = rows[rows.drafts == "none"], rows[rows.drafts != "none"]
-    ratios = {"gain": ("tokens_per_s", "ratio"), "longer": ("step_s", "ratio")}
-    drafted = gained(drafted, plain, pairs, ratios).assign(
-        preemptions_without=baseline_of(drafted, plain, pairs).preemptions
+            "lengths": (lengths,),
+            "engine": ENGINES,
+            "drafts": {"none": {"drafts": None}, **DRAFTED},
+            "batch": batches,
+        },
+        {"most": max(batches)},
+        few={"lengths": int(lengths == "chat"), "engine": 1, "batch": 2},
+        quick={"most": 16},
     )
-    counts = ["preemptions", "preemptions_without"]
-    found = over_seeds(drafted, BY, [*ratios, "step_tokens", *counts])
-    found = found.drop(columns=[f"{name}_ci" for name in counts])
-    found["seeds"] = found.pop("seeds")
-    said = zip(found.gain, found.gain_ci, strict=True)
-    return found.assign(verdict=[told(*pair, WORDS, neutral=1.0) for pair in said])
+    for lengths, batches in BATCHES.items()
+]
+# Ratios to the same seed without drafts.
+#   gain         of output tokens a second
+#   longer       of the mean step that computes no prompt
+#   step_tokens  tokens that such a step gives a request
+#   preemptions, preemptions_without  mean of a run with drafts, and without
+#   verdict      whether drafts pay: where the whole interval of `gain` is on one side of 1
+GAINS = Table(
+    ("lengths", "engine", "drafts", "batch"),
+    ("step_tokens", "preemptions"),
+    {
+        "gain": ("tokens_per_s", "ratio"),
+        "longer": ("step_s", "ratio"),
+        "preemptions_without": ("preemptions", "baseline"),
+    },
+    base={"drafts": "none"},
+    pair=("lengths", "engine", "batch"),
+    own=False,
+    verdicts={"verdict": ("gain", 1.0, WORDS)},
+)
 
 
 def stops(part: pd.DataFrame) -> str:
-    """From which batch on drafts stop paying, of one engine's rows of `gains`."""
+    """From which batch on drafts stop paying, of one engine's rows of `GAINS`."""
     part = part.sort_values("batch")
     batches, pays = part.batch.tolist(), (part.verdict == PAYS).tolist()
     if all(pays):
@@ -140,7 +128,7 @@ STUDY = Study(
     "speculation",
     "",
     [
-        Figure("batches", "gain by batch", points, run_point, gains, plot, text=report),
+        Figure("batches", "gain by batch", joined(*GRIDS), run_point, GAINS, plot, text=report),
         deadlines.FIGURE,
     ],
     least_seeds=2,

@@ -37,7 +37,7 @@ def rows(gain: dict[int, tuple[float, ...]], longer: float, tokens: float) -> pd
 
 def test_gains_are_paired_by_seed_and_judged_by_their_interval():
     given = rows({8: (1.5, 1.51, 1.49), 64: (0.8, 1.2, 1.0), 256: (0.7, 0.71, 0.69)}, 3.0, 2.1)
-    found = study.gains(given)
+    found = study.GAINS(given)
     assert found.gain.tolist() == pytest.approx([1.5, 1.0, 0.7])
     assert found.gain_ci.iloc[0] < 0.03 < found.gain_ci.iloc[1]
     assert found.verdict.tolist() == [study.PAYS, study.OPEN, study.LOSES]
@@ -47,12 +47,12 @@ def test_gains_are_paired_by_seed_and_judged_by_their_interval():
 
 
 def test_a_loss_that_longer_steps_do_not_explain_is_not_known():
-    found = study.gains(rows({8: (0.7, 0.71, 0.69)}, 1.5, 2.1))
+    found = study.GAINS(rows({8: (0.7, 0.71, 0.69)}, 1.5, 2.1))
     assert study.why(found) == "not known" and study.stops(found) == "loses at 8"
 
 
 def test_where_drafts_always_pay_nothing_is_to_be_explained():
-    found = study.gains(rows({8: (1.5, 1.51, 1.49)}, 1.2, 2.1))
+    found = study.GAINS(rows({8: (1.5, 1.51, 1.49)}, 1.2, 2.1))
     assert study.stops(found) == "pays up to 8, the largest run" and study.why(found) == ""
 
 
@@ -88,7 +88,7 @@ def test_the_whole_of_it_small(tmp_path):
 def test_the_kept_report_comes_from_the_kept_runs():
     points = pd.read_csv(KEPT / "points.csv")
     assert points.groupby(["lengths", "engine", "drafts", "batch"], dropna=False).size().min() >= 3
-    found = study.gains(points)
+    found = study.GAINS(points)
     assert study.report(found) == (KEPT / "report.md").read_text(encoding="utf-8")
 
 
