@@ -49,6 +49,13 @@ CROWD_WHY = {
 
 
 # -- runs ------------------------------------------------------------------------------------------
+def crowd_of(mice: int, seed: int, sizes: Mapping[str, float]) -> Workload:
+    """A summary (MRS) at 0 s and then a small application every second. sizes: see `resized`."""
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x11CE,)))
+    kinds = ["MRS", *(MICE[i] for i in rng.integers(len(MICE), size=mice).tolist())]
+    return applications(np.arange(mice + 1.0), seed, kinds, resized(sizes))
+
+
 def elephant(
     policies: Sequence[str],
     mice: int,
@@ -59,9 +66,7 @@ def elephant(
     """A summary (MRS) at 0 s and then a small application every second: a row a policy, with the
     JCT of the summary (elephant_s), the mean of the small ones (mice_s), and of `fair_end` gps_s
     and bound_s. sizes: see `resized`."""
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x11CE,)))
-    kinds = ["MRS", *(MICE[i] for i in rng.integers(len(MICE), size=mice).tolist())]
-    workload = applications(np.arange(mice + 1.0), seed, kinds, resized(sizes or {}))
+    workload = crowd_of(mice, seed, sizes or {})
     inputs = inputs_of(
         workload, policies, seed, LLAMA_7B, {} if num_blocks is None else {"num_blocks": num_blocks}
     )

@@ -22,6 +22,7 @@ from twinserve.experiments.justitia.figures import (
     POOLS,
     small,
 )
+from twinserve.experiments.justitia.ours import MISJUDGED, PREEMPTION, TOGETHER
 from twinserve.experiments.justitia.overhead import decisions, prediction
 from twinserve.experiments.justitia.tables import chosen, claim
 from twinserve.experiments.study.study import Figure, Scale, Study
@@ -312,8 +313,35 @@ TABLE3 = Figure(
 STUDY = Study(
     "justitia",
     'Yang et al., "Justitia: Fair and Efficient Scheduling for LLM Applications"',
-    (FIG3, FIG4, FIG8, FIG9, FIG10, FIG11, FIG12, FAIRNESS, WHO, TABLE2, TABLE3, CAUSES),
     (
+        FIG3,
+        FIG4,
+        FIG8,
+        FIG9,
+        FIG10,
+        FIG11,
+        FIG12,
+        FAIRNESS,
+        WHO,
+        TABLE2,
+        TABLE3,
+        CAUSES,
+        TOGETHER,
+        PREEMPTION,
+        MISJUDGED,
+    ),
+    (
+        Claim(
+            "Theorem 1 (Eq. 4)",
+            "an application ends no later than in GPS plus 2 c_max + C_max / M",
+            "a constant",
+            "bounds 1 and 2 of our own",
+            "not reproduced",
+            "the printed sum adds token-iterations to iterations; with one stage "
+            "2 d_max - 1 - c / M iterations are proved, and for graphs among graphs no constant "
+            "holds (tests/policies/test_justitia.py)",
+            False,
+        ),
         Claim(
             "Table II",
             "DistilBERT, one prediction",

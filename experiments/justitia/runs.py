@@ -111,7 +111,8 @@ def compare(
     demand over memory x window at the engine's mean iteration; not_delayed (share) and worst, of
     the ratios JCT / JCT under `fair`, whose quantiles are ratio_0 .. ratio_100; late_gps_s, the
     most that an application ends after its end in GPS, and within_gps, the share of those that do
-    not (`fluid_ends`); replica, whether arrivals are those of the embedded replica.
+    not (`fluid_ends`); swaps, and swapped_tokens over PCIe both ways; replica, whether arrivals are
+    those of the embedded replica.
     """
     workload = load(trace, seed=seed, count=count, offline=offline, reshape=_reshape(sizes, shape))
     if rate_scale != 1.0:

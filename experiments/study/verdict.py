@@ -3,6 +3,9 @@
 An *effect* is a change against something else (a ratio of 1 or a change of 0 would be none) and has
 a direction; an *amount* has none. Words of effects tell its direction and its size apart, so that
 two rows with nearly the same numbers never get words that contradict each other.
+
+Sizes are compared as factors: a time that falls by 61 % is 2.6 times as fast, one that falls by
+99.9 % a thousand times. Of increases the factor and the change have the same size.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ WIDE = 0.25  # of the paper's number: an interval as wide to a side does not sta
 
 MEANING = {
     "agrees": "same direction, and a size within 10 % of the paper's or with it in the interval",
-    "near": "an effect of half to twice the paper's; an amount within 25 % of it",
+    "near": "an effect of half to twice the paper's, a reduction taken as a speed-up (61 % less is "
+    "x 2.6, 1.6 above none); an amount within 25 % of it",
     "direction only": "same direction, another size",
     "cannot be told": "the interval holds no effect (of an amount: is too wide, and holds it)",
     "no effect": "within 5 % of none",
@@ -81,7 +85,7 @@ def judge(
     neutral  what would be no effect (0 for a change, 1 for a ratio); None: an amount
     whole    what a change of 100 % is (100 where it is given in per cent); of effects only
 
-    The words are those of `MEANING`. The size of an effect is its distance from `neutral`. An
+    The words are those of `MEANING`. The size of an effect is that of `factor`. An
     interval wider to a side than a quarter of the paper's number never stands for that number; one
     seed has no interval (nan), and nothing is told then. A number that is not there (nan) differs.
     ValueError where the paper's number is `neutral` itself: such a claim is an amount.
@@ -96,6 +100,13 @@ def judge(
     if neutral is None:
         return _amount(ours, half, paper)
     return _effect(ours - neutral, half, paper - neutral, whole)
+
+
+def factor(change: float) -> float:
+    """Return how far a change (a part of 1, at least -1) is from none, as a factor less 1: 1.0 for
+    twice as much, -1.0 for half."""
+    left = max(1 + change, 1e-9)
+    return change if change >= 0 else 1 - 1 / left
 
 
 def _same(ours: float, half: float, paper: float) -> bool:
@@ -114,7 +125,11 @@ def _amount(ours: float, half: float, paper: float) -> Verdict:
 
 def _effect(ours: float, half: float, paper: float, whole: float) -> Verdict:
     told = half < abs(ours)
-    if told and _same(ours, half, paper):
+    size, printed = factor(ours / whole), factor(paper / whole)
+    room = max(
+        factor((ours + half) / whole) - size, size - factor((ours - half) / whole)
+    )  # to either side
+    if told and _same(size, room, printed):
         return "agrees"
     if abs(ours) + half <= NONE * whole or (told and abs(ours) < NONE * whole):
         return "no effect"
@@ -122,9 +137,8 @@ def _effect(ours: float, half: float, paper: float, whole: float) -> Verdict:
         return "cannot be told"
     if ours * paper < 0:
         return "differs"
-    size = ours / paper
-    sure = half <= abs(paper) / FACTOR
-    return "near" if sure and 1 / FACTOR <= size <= FACTOR else "direction only"
+    sure = room <= abs(printed) / FACTOR
+    return "near" if sure and 1 / FACTOR <= size / printed <= FACTOR else "direction only"
 
 
 def judge_direction(effect: float, half: float, whole: float = 1.0) -> Verdict:

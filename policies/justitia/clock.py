@@ -49,6 +49,12 @@ class VirtualClock:
         heapq.heappush(self._active, F)
         return F
 
+    def move(self, F: float, to: float) -> None:
+        """An application's F is another one from now on. GPS may have to serve it again."""
+        self.leave(F)
+        if to > self.V:
+            heapq.heappush(self._active, to)
+
     def leave(self, F: float) -> None:
         """An application with this F leaves before its end; nothing if GPS has served it already.
         Those that stay share the capacity from now on."""

@@ -16,6 +16,9 @@ demand that was predicted too high). With `cost=compute` an iteration has no fix
 fluid system is given what the engine served, or, with `M`, that much an iteration (eq. 2 with
 another C_j, as far as the paper says). Ties: the application that came first, then the request that
 did.
+
+Two options of ours that the paper does not have: `preempt` (preempting.py) and `correct`
+(corrections.py).
 """
 
 from __future__ import annotations
@@ -27,10 +30,12 @@ from pydantic import Field
 
 from twinserve.policies.base import SystemView
 from twinserve.policies.errors import PolicyError
+from twinserve.policies.justitia import preempting
 from twinserve.policies.justitia.clock import VirtualClock
+from twinserve.policies.justitia.corrections import Corrections
 from twinserve.policies.justitia.demand import DemandPolicy, DemandQueueOptions
 from twinserve.policies.justitia.order import JustitiaOrder
-from twinserve.policies.justitia.queues import RankedQueue
+from twinserve.policies.justitia.queues import OwnersQueue, RankedQueue
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.predictors import COSTS, Cost, make_predictor
 from twinserve.policies.plan import StepOutcome, StepPlan
@@ -41,10 +46,14 @@ class JustitiaOptions(DemandQueueOptions):
     """cost  what applications are charged for: KV token-time, or tokens computed
     M     what the fluid system shares out in an iteration, in the unit of `cost`; none: all KV
           tokens of the device, or with cost=compute what the engine served
+    preempt  ours, not the paper's: the next in order swaps out those behind it
+    correct  ours, not the paper's: demands that prove wrong are corrected
     """
 
     cost: Literal["memory", "compute"] = "memory"
     M: int | None = Field(None, ge=1)
+    preempt: bool = False
+    correct: bool = False
 
 
 class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
@@ -60,11 +69,16 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         return None
 
     orders_applications = True
-    waiting: RankedQueue
+    waiting: RankedQueue | OwnersQueue[int]
 
     def setup(self) -> None:
         super().setup()
+        self.corrections: Corrections | None = None
         self.waiting = RankedQueue()
+        if self.options.correct:  # ranks of what waits may change
+            self.corrections = Corrections()
+            self.waiting = OwnersQueue(lambda number: self.F[number])
+        self._left: set[int] = set()  # the fluid system, before they ended here; only asked
         self.clock = VirtualClock()
         self.F: dict[int, float] = {}  # of applications by number, until they have ended
         self._arrived: dict[int, int] = {}  # their number in order of arrival
@@ -80,6 +94,11 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
     # -- an order of the whole fleet ---------------------------------------------------------------
     def fleet_order(self) -> JustitiaOrder:
         options = self.options
+        if options.correct:
+            raise PolicyError(
+                "justitia with correct=true has no order for a whole fleet, which sets the place "
+                "of an application once; drop it there"
+            )
         if not self._by_iteration:
             raise PolicyError(
                 "justitia with cost=compute has no order for a whole fleet, since nobody knows "
@@ -111,6 +130,8 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         self._serve()
         if not self.here and arrival_s > self._last_end_s:
             self.clock.drain()
+        if self.corrections is not None:
+            self.corrections.begins(number, self.clock.V, demand)
         self._enters(number, self.clock.arrive(demand))
 
     def _enters(self, number: int, F: float) -> None:
@@ -124,9 +145,46 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         self._served = 0
 
     def enqueue(self, row: int, number: int) -> None:
-        self.waiting.add(row, (self.F[number], self._arrived[number]))
+        if isinstance(self.waiting, RankedQueue):
+            self.waiting.add(row, (self.F[number], self._arrived[number]))
+        else:
+            self.waiting.add(row, number)
+        if self.corrections is not None and number >= 0:
+            requests, kind = self._requests, self._kinds[number]
+            output = self.predictor.output_tokens(row, requests, kind)
+            expected = self.cost(int(requests.prompt_tokens[row]), output)
+            self.corrections.comes(row, number, int(requests.stage[row]), expected)
+
+    def ends(self, row: int, number: int, cost: int) -> None:
+        if self.corrections is not None:
+            self.corrections.ends(row, number, cost)
+            self._corrected(number)
+
+    def _total_over_part(self, number: int, stage: int) -> float | None:
+        return self.predictor.total_over_part(self._kinds[number], stage, self.cost)
+
+    def _corrected(self, number: int) -> None:
+        """Its demand may be another one."""
+        assert self.corrections is not None and isinstance(self.waiting, OwnersQueue)
+        before, now = self.F[number], self.corrections.finish(number)
+        if now == before:
+            return
+        self._serve()
+        if number not in self._left:
+            self.clock.move(before, now)
+        self.F[number] = now
+        self.waiting.shrunk(number)
+        self.reorder()
 
     def forget(self, number: int) -> None:
+        if self.corrections is not None:
+            if number not in self._left:
+                self._serve()
+                self.clock.leave(self.F[number])
+            self.corrections.forget(number)
+            assert isinstance(self.waiting, OwnersQueue)
+            self.waiting.forget(number)
+        self._left.discard(number)
         super().forget(number)
         del self.F[number], self._arrived[number]
 
@@ -136,6 +194,7 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         if self.here.count(number) == 1:
             self._serve()
             self.clock.leave(self.F[number])
+            self._left.add(number)
         self.ends(row, number, 0)
 
     def rank(self, row: int) -> tuple:
@@ -147,7 +206,38 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         if not self._unit:
             memory = self.options.M or ledger.num_blocks * ledger.block_tokens
             self._unit = memory if self._by_iteration else 1
+        if self.corrections is not None:
+            for number in self.corrections.look(self._total_over_part):
+                self._corrected(number)
+        self._table = view.requests
         return super().plan(view, ledger)
+
+    # -- preemption for the sake of order, with `preempt` ------------------------------------------
+    def preempts(self, ledger: KvLedger) -> list[int]:
+        if not self.options.preempt:
+            return []
+        return preempting.victims(self, self._table, ledger, self._keep_free(ledger))
+
+    def _come_back(self, batch, plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> bool:
+        if not self.options.preempt:
+            return super()._come_back(batch, plan, requests, ledger)
+        while self._seat(batch) and (row := preempting.next_of(self)) is not None:
+            if self.paused and row == self.paused[0]:
+                if not self._resume(row, batch, plan, requests, ledger):
+                    break
+                del self.paused[0]
+            elif self._begin(row, batch, plan, requests, ledger):
+                self.waiting.remove(row)
+                self.admitted(row, requests)
+            else:
+                break
+        return False  # what waits has been looked at
+
+    def quiet_steps(self, plan: StepPlan, ledger: KvLedger) -> float:
+        if self.options.preempt and (row := preempting.next_of(self)) is not None:
+            if preempting.behind(self, row):
+                return 0  # they may give way in the next step
+        return math.inf
 
     @property
     def _by_iteration(self) -> bool:

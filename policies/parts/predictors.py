@@ -135,6 +135,11 @@ class Predictor(RequestPredictor):
     ) -> float | None:
         return self.output_tokens(row, requests, kind)
 
+    def total_over_part(self, kind: str, stage: int, cost: Cost) -> float | None:
+        """What applications of a class that have this stage cost over what they cost up to its end,
+        in earlier ones; None: there are none."""
+        return _total_over_part(kind, *self._source, stage, cost)
+
     def ended(self, output_tokens: int, kind: str | None) -> None:
         """A request ended with so many output tokens. Those of no class, or of one about which
         nothing was learned, are predicted by their mean so far."""
@@ -278,6 +283,15 @@ def _stage_means(kind: str, training: str | None, seed: int) -> list[float]:
         for stage, requests in enumerate(sample.stages):
             outputs[stage] += [d for _, d in requests]
     return [float(np.mean(outputs[stage])) for stage in range(len(outputs))]
+
+
+@lru_cache(maxsize=256)
+def _total_over_part(
+    kind: str, training: str | None, seed: int, stage: int, cost: Cost
+) -> float | None:
+    those = [one for one in samples_of(kind, training, seed) if len(one.stages) > stage]
+    part = sum(cost(p, d) for one in those for some in one.stages[: stage + 1] for p, d in some)
+    return sum(costs_of(those, cost)) / part if part else None
 
 
 # -- the error model -------------------------------------------------------------------------------
