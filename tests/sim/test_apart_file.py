@@ -157,7 +157,7 @@ def test_what_does_not_fit_together_is_refused_before_the_run(fleet, flags, said
 
 
 def test_the_file_of_the_page_runs():
-    _, text = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    _, text, *_ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     (result,) = simulate(SimulationConfig(fleet=_as_json(text), **SMALL)).values()
     assert list(result.summary["pools"]) == ["prefill", "decode"]
     assert result.summary["completed"] == 80
