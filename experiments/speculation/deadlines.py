@@ -8,20 +8,16 @@ Real-time requests arrive beside a closed loop of best-effort ones, as in the BR
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.bros.runs import SLO, metrics
 from twinserve.experiments.study.curves import legend, lines, panels
 from twinserve.experiments.study.grid import Grid
-from twinserve.experiments.study.output import markdown_table
 from twinserve.experiments.study.study import Figure
-from twinserve.experiments.study.tables import Table
+from twinserve.experiments.study.tables import Cell, Table, Text, mean
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.run import simulate
-from twinserve.sim.sweep.statistics import shown
 
 ENGINE = "qwen2.5-14b@a100-40g:tp2"
 POOL = 128  # best-effort requests in a batch, as in the BROS study
@@ -98,40 +94,28 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     return CHANGES(rows).join(counts, on=BY)
 
 
-def summary(found: pd.DataFrame) -> Iterator[str]:
-    """Markdown, a table for each rate."""
-    head = [
-        "drafts",
-        "TTFT kept, %",
-        "TPOT kept, %",
-        "tokens in time, %",
-        "latency, x",
-        "best-effort requests/s, x",
-        "steps, x",
-        "decodes that verify, %",
-        "queue grows",
-    ]
-    for rate, part in found.groupby("rate", sort=False):
-        rows = []
-        for _, row in part.iterrows():
-            shares = [shown(100 * row[name], 100 * row[f"{name}_ci"]) for name in SHARES]
-            ratios = [shown(row[f"{n}_change"], row[f"{n}_change_ci"]) for n in RATIOS]
-            if row.drafts == NONE:
-                ratios = ["1"] * len(RATIOS)
-            verified = shown(100 * row.verified, 100 * row.verified_ci)
-            grows = f"{row.saturated} of {row.seeds}, unclear {row.unclear}"
-            rows.append([row.drafts, *shares, *ratios, verified, grows])
-        yield f"**{rate:g} real-time requests/s**\n"
-        yield markdown_table(head, rows)
+def _ratio(name: str) -> Cell:
+    ratio = mean(f"{name}_change")
+    return lambda row: "1" if row.drafts == NONE else ratio(row)
 
 
-def report(found: pd.DataFrame) -> str:
-    seeds = int(found.seeds.min())
-    text = (
-        f"Means over {seeds} seeds, ± half of the 95 % interval; x: ratio to the same seed "
-        "without drafts.\n"
-    )
-    return "\n".join([text, *summary(found)])
+TEXT = Text(
+    "Means over {seeds} seeds, ± half of the 95 % interval; x: ratio to the same seed without "
+    "drafts.",
+    {"drafts": "drafts"},
+    {
+        "TTFT kept, %": mean("ttft_attainment", 100),
+        "TPOT kept, %": mean("tpot_attainment", 100),
+        "tokens in time, %": mean("token_attainment", 100),
+        "latency, x": _ratio("normalized_ms"),
+        "best-effort requests/s, x": _ratio("be_rps"),
+        "steps, x": _ratio("step_ms"),
+        "decodes that verify, %": mean("verified", 100),
+        "queue grows": lambda row: f"{row.saturated} of {row.seeds}, unclear {row.unclear}",
+    },
+    each="rate",
+    heading="**{:g} real-time requests/s**",
+)
 
 
 def plot(canvas: Canvas, found: pd.DataFrame, points: pd.DataFrame) -> None:
@@ -151,4 +135,4 @@ def plot(canvas: Canvas, found: pd.DataFrame, points: pd.DataFrame) -> None:
     legend(canvas, axes[0, 0])
 
 
-FIGURE = Figure("deadlines", "BROS's deadlines", GRID, run_point, table, plot, text=report)
+FIGURE = Figure("deadlines", "BROS's deadlines", GRID, run_point, table, plot, text=TEXT)

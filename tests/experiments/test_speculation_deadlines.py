@@ -41,7 +41,7 @@ def test_the_kept_report_comes_from_the_kept_runs():
     points = read("points.csv")
     assert points.groupby(study.BY).size().min() >= 3
     found = study.table(points)
-    assert study.report(found) == (KEPT / "report.md").read_text(encoding="utf-8")
+    assert study.TEXT(found) == (KEPT / "report.md").read_text(encoding="utf-8")
 
 
 def test_the_rows_of_the_page_are_those_of_the_report():
