@@ -24,7 +24,17 @@ from twinserve.experiments.layerkv.claims import (
     tail_claims,
     violation_claims,
 )
-from twinserve.experiments.layerkv.runs import HISTORY, KNOWN, NO_SLO, SAVABLE, VLLM, serve
+from twinserve.experiments.layerkv.runs import (
+    BOTH,
+    CELLS,
+    HISTORY,
+    KNOWN,
+    NO_SLO,
+    SAVABLE,
+    UNBOUND,
+    VLLM,
+    serve,
+)
 from twinserve.experiments.study.curves import grid, legend, panels, ylog
 from twinserve.experiments.study.study import Figure, Study
 
@@ -35,8 +45,8 @@ LOOKS = {
     NO_SLO: {"color": "tab:green", "linestyle": "--"},
     HISTORY: {"color": "tab:orange"},
     KNOWN: {"color": "tab:brown", "linestyle": ":"},
-    points.UNBOUND: {"color": "tab:red", "linestyle": "--"},
-    f"{SAVABLE},max_parked=none": {"color": "tab:purple", "linestyle": "--"},
+    UNBOUND: {"color": "tab:red", "linestyle": "--"},
+    BOTH: {"color": "tab:purple", "linestyle": "--"},
 }
 TTFT = ("mean TTFT, s", 1.0)
 TPOT = ("mean TPOT, s", 1.0)
@@ -147,6 +157,34 @@ def _plot_violations(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -
         one.set(ylabel=label, xlabel=RATE, ylim=(-3, None))
         one.grid(alpha=0.3)
     legend(canvas, axes[0])
+
+
+def _plot_trade(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
+    """TTFT over TPOT, then its tail over the share that misses TPOT: a line a cell through its
+    rates."""
+    axes = panels(canvas, 1, 2, width=4.6, height=3.8)[0]
+    ways = (("tpot_s", "ttft_s", 1.0), ("tpot_violations", "ttft_p99_s", 100.0))
+    for policy in (VLLM, *CELLS, NO_SLO):
+        part = table[table.policy == policy].sort_values("rate")
+        for one, (x, y, factor) in zip(axes, ways, strict=True):
+            one.errorbar(
+                part[x] * factor,
+                part[y],
+                xerr=np.nan_to_num(part[f"{x}_ci"]) * factor,
+                marker="o",
+                markersize=3,
+                elinewidth=0.5,
+                label=policy,
+                **LOOKS[policy],
+            )
+            for row in part.itertuples() if policy in (VLLM, SAVABLE, BOTH) else ():
+                at = (getattr(row, x) * factor, getattr(row, y))
+                one.annotate(f"{row.rate:g}", at, (3, 3), textcoords="offset points", fontsize=6)
+    axes[0].set(xlabel="mean TPOT, s", ylabel="mean TTFT, s", yscale="log")
+    axes[1].set(xlabel="miss their TPOT objective, %", ylabel="P99 TTFT, s", yscale="log")
+    for one in axes:
+        one.grid(alpha=0.3)
+    axes[1].legend(loc="lower right", fontsize=6)
 
 
 def _plot_rules(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
@@ -348,6 +386,15 @@ STUDY = Study(
             RATES,
             _plot_violations,
             violation_claims,
+        ),
+        Figure(
+            "trade",
+            "ours: late requests counted or left out, times 64 parked or any number; TTFT over "
+            "TPOT, Llama-2-7B, ShareGPT lengths",
+            points.trade,
+            serve,
+            beside_vllm(["rate", "policy"]),
+            _plot_trade,
         ),
         Figure(
             "rules",

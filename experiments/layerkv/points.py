@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 from twinserve.experiments.layerkv.runs import (
+    BOTH,
+    CELLS,
     CONTEXTS,
     HISTORY,
     KNOWN,
@@ -20,6 +22,7 @@ from twinserve.experiments.layerkv.runs import (
     OUTPUT,
     SAVABLE,
     TPOT_S,
+    UNBOUND,
     VLLM,
 )
 from twinserve.experiments.study.study import Scale, points_over
@@ -34,6 +37,7 @@ REQUESTS = {"llama-2-7b": 1000, "yi-34b-200k": 500, "llama-3.1-70b": 300}
 SHORT = 4096  # longest input of an engine that serves ShareGPT
 LONG = max(CONTEXTS) + OUTPUT
 DEGREES = (2, 4, 8)
+TRADED = (6.0, 6.5, 7.0, 7.5, 8.0)  # requests/s
 
 # What is varied: tokens of prompt, the argument, its values.
 VARIED = {
@@ -83,8 +87,6 @@ LINKED = {  # and whether vLLM has memory enough: factor on the KV blocks
     "no Algorithm 1": (NO_SLO, 1.0),
 }
 
-UNBOUND = "layerkv:max_parked=none"  # nothing but Algorithm 1 and the host's memory
-
 # how many may be parked on the host, and nobody: every decode fetches what is there
 PARKED = {
     "vLLM": VLLM,
@@ -110,7 +112,8 @@ RULES = {
     "vLLM": VLLM,
     "LayerKV": "layerkv",
     "negative allowances left out": SAVABLE,
-    "negative allowances left out, any number parked": f"{SAVABLE},max_parked=none",
+    "negative allowances left out, any number parked": BOTH,
+    "any number parked": UNBOUND,
     "TPOT of a request": "layerkv:current_tpot=request",
     "lengths from history": HISTORY,
     "lengths known": KNOWN,
@@ -154,7 +157,7 @@ def degrees(scale: Scale) -> list[Point]:
         | {"requests": 12 if scale.quick else 100, "_context": c}
         for c in ((4096,) if scale.quick else (1024, 4096))
         for tp in (DEGREES[:2] if scale.quick else DEGREES)
-        for p in (VLLM, "layerkv", HISTORY, KNOWN, SAVABLE, NO_SLO)
+        for p in (VLLM, *CELLS, HISTORY, KNOWN, NO_SLO)
     ]
     return _over(scale, settings, ("context", "tp", "policy"))
 
@@ -214,7 +217,7 @@ def requests(scale: Scale) -> list[Point]:
         _fixed("llama-2-7b", 1, c, p, n) | {"_context": c, "_requests": n}
         for c in ((4096,) if scale.quick else (2048, 4096))
         for n in ((12, 24) if scale.quick else (50, 100, 200, 400, 800))
-        for p in (VLLM, "layerkv", UNBOUND, SAVABLE, f"{SAVABLE},max_parked=none")
+        for p in (VLLM, *CELLS)
     ]
     return _over(scale, settings, ("context", "requests", "policy"))
 
@@ -234,9 +237,27 @@ def rates(scale: Scale) -> list[Point]:
         | {"requests": 150 if scale.quick else REQUESTS[m]}
         for m, found in sweeps.items()
         for r in found
-        for p in (VLLM, "layerkv", SAVABLE, NO_SLO)
+        for p in (VLLM, *CELLS, NO_SLO)
     ]
     return _over(scale, settings, ("model", "rate", "policy"))
+
+
+def trade(scale: Scale) -> list[Point]:
+    """The four cells at the onset of overload, where the paper's gain is largest."""
+    settings = [
+        {
+            "model": "llama-2-7b",
+            "tp": 1,
+            "lengths": "sharegpt",
+            "longest": SHORT,
+            "rate": r,
+            "policy": p,
+        }
+        | {"requests": 150 if scale.quick else REQUESTS["llama-2-7b"]}
+        for r in ((8.0,) if scale.quick else TRADED)
+        for p in (VLLM, *CELLS, NO_SLO)
+    ]
+    return _over(scale, settings, ("rate", "policy"))
 
 
 def rules(scale: Scale) -> list[Point]:

@@ -34,6 +34,10 @@ MODELS = {"llama-2-7b": 1, "yi-34b-200k": 2, "llama-3.1-70b": 4}  # degree of te
 
 VLLM = "vllm-v0"  # 0.5.5
 SAVABLE = "layerkv:savable_only=true"
+UNBOUND = "layerkv:max_parked=none"  # nothing but Algorithm 1 and the host's memory
+BOTH = f"{SAVABLE},max_parked=none"
+# Late requests counted in Algorithm 1's sum or left out, times at most 64 parked or any number
+CELLS = ("layerkv", SAVABLE, UNBOUND, BOTH)
 NO_SLO = "layerkv:slo_aware=false"
 HISTORY = "layerkv:predictor=history"
 KNOWN = "layerkv:predictor=oracle-length"
