@@ -30,7 +30,7 @@ SHOWN = (  # of each of them: policy, column in per cent
 BASE = "as drawn, pool of the profile"
 TRUTH = "predictor=perfect"
 LIFT, WEIGHT = "counter_lift=false", "output_weight=1"
-POLICIES = (f"justitia:{TRUTH}", f"justitia:{TRUTH},cost=compute", "vtc", "parrot")
+POLICIES = (f"justitia:{TRUTH}", f"justitia:{TRUTH},cost=compute", "vtc", "parrot", f"srjf:{TRUTH}")
 
 
 def _policies(option: str) -> dict:

@@ -479,7 +479,7 @@ def test_variants_read_back_from_files_say_the_same(tmp_path):
         for group, change in (("", causes.BASE), ("pool", "459 blocks (Fig. 3)"))
         for seed in (0, 1)
         for i, (policy, mean_s) in enumerate(
-            zip(causes.POLICIES, (5.0, 6.0, 9.0, 20.0), strict=True)
+            zip(causes.POLICIES, (5.0, 6.0, 9.0, 20.0, 5.5), strict=True)
         )
     )
     table = causes.table(points)
