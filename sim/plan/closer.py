@@ -74,7 +74,8 @@ def with_error(size: Size, n: int, sign: int) -> Trials:
     """The smallest number where all steps take longer (sign 1) or less (-1) by what is expected of
     the profile; None: not even `farthest` are enough."""
     off = steps_off(size.candidate, sign)
-    numbers: Any = smallest(n, 1, farthest(size, n), above=False)
+    guess = n if sign > 0 else max(n - 1, 1)  # shorter steps: n is enough if n - 1 is
+    numbers: Any = smallest(guess, 1, farthest(size, n), above=False)
     try:
         number = next(numbers)
         while True:
