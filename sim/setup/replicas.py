@@ -96,10 +96,11 @@ def compose(
     decisions: bool = False,
     timed: bool = False,
     stores: HostStores | None = None,
+    engine_of: type[Engine] = Engine,
 ) -> Replica:
     """Replica number `index` of a fleet. inputs: as `description` has them. decisions: it keeps
     its plans. timed: and when each gap between tokens was. stores: host tiers that
-    its fleet shares.
+    its fleet shares. engine_of: class of one without pipeline stages.
 
     Raises PolicyError or SettingsError where the parts do not fit together.
     """
@@ -114,10 +115,9 @@ def compose(
     if profile.pp > 1:
         _check_stages(profile, description.role, executes, decisions)
         core = PipelinedCore(requests, policy, ledger, profile.pp, config.async_scheduling)
-        engine_of: type[Engine] = PipelinedEngine
+        engine_of = PipelinedEngine
     else:
         core = make_core(description.hardware, policy, ledger, config.async_scheduling)
-        engine_of = Engine
     engine = engine_of(
         clock,
         core,

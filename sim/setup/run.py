@@ -225,6 +225,7 @@ class Simulation:
     offline_window  best-effort requests wait in the fleet, and replicas that have fewer pull
               families of them (`Fleet`)
     backend   makes a replica's backend; by default simulated ones
+    engine_of  class of the replicas' engines
     warmup    of its metrics: gaps between tokens are then kept apart in its rows
     """
 
@@ -241,6 +242,7 @@ class Simulation:
         offline_window: int | None = None,
         clock: Clock | None = None,
         backend: BackendOf | None = None,
+        engine_of: type[Engine] = Engine,
         warmup: Warmup | None = None,
     ) -> None:
         self.inputs = inputs
@@ -251,7 +253,7 @@ class Simulation:
         self._ended = self._stepped = 0
         self._last_arrival_s = inputs.workload.last_arrival_s
         self.clock = clock or Clock()
-        self._backend = backend or SimulatedBackends()
+        self._backend, self._engine_of = backend or SimulatedBackends(), engine_of
         router = router or parse_router(inputs.config.router).build()
         self.fleet = self._new_fleet(router, migrates, offline_window)
         if inputs.failures is not None or inputs.config.grace is not None:
@@ -309,6 +311,7 @@ class Simulation:
             decisions=self.decisions,
             timed=self.warmup is not None,
             stores=self._stores,
+            engine_of=self._engine_of,
         )
         if self._report is not None:
             replica.engine.on_step = self._step

@@ -324,9 +324,18 @@ class VllmEngine:
         return self._engine.model_config.get_vocab_size()
 
     @property
+    def worker(self):
+        """vLLM's worker, which is in this process."""
+        return self._engine.model_executor.driver_worker.worker
+
+    @property
     def kv_tensors(self) -> list:
         """One torch tensor a layer: the KV cache itself."""
-        return self._engine.model_executor.driver_worker.worker.model_runner.kv_caches
+        return self.worker.model_runner.kv_caches
+
+    def cycle(self) -> None:
+        """One call of vLLM's own loop, with what its scheduler decides."""
+        self._client.get_output()
 
     def submit(
         self,
