@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from twinserve.native.chosen import columns
 from twinserve.policies.kv.base import KvUsage
 from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
 from twinserve.policies.registry import PolicySpec
-from twinserve.policies.requests import End, RequestTable, State
+from twinserve.policies.requests import Application, End, State
 from twinserve.sim.engine.clock import PLANS, STEPS, Clock
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.setup.config import SettingsError
@@ -93,8 +93,15 @@ class EmulatedEngine(Engine):
         return
         yield  # the simulator's own loop has nothing to do
 
-    def attach(self, vllm: VllmEngine, texts: PromptTexts) -> None:
+    def attach(
+        self,
+        vllm: VllmEngine,
+        texts: PromptTexts,
+        application: Callable[[int], Application | None],
+    ) -> None:
+        """application: of a group of requests, as the fleet knows it."""
         self.vllm, self.scheduler, self._texts = vllm, vllm.scheduler, texts
+        self._application = application
         self._arrived: list[int] = []  # rows that the engine's loop has not read yet
         self._rows: dict[str, int] = {}
         self._expected: dict[str, int] = {}
@@ -106,6 +113,8 @@ class EmulatedEngine(Engine):
         self._pace = worker.pace = VirtualPace(self.clock)
         worker.stepped = self.launched.append
         worker.steps.model = self.backend.model  # type: ignore[attr-defined]
+        if hasattr(self.scheduler, "keep_time"):  # one of ours
+            self.scheduler.keep_time(lambda: self.clock.now)
         self._watch()
 
     def _watch(self) -> None:
@@ -159,8 +168,24 @@ class EmulatedEngine(Engine):
                 self._texts.tokens(name, prompt, requests.prefix[row]),
                 self._expected[name],
                 float(requests.arrival_s[row]),
-                attributes=attributes_of(requests, row),
+                attributes=self._said(row),
             )
+
+    def _said(self, row: int) -> dict:
+        """What the client says of its request to a scheduler of ours (`vllm_xargs`)."""
+        requests = self.core.requests
+        said: dict = {"class": ("rt", "be")[int(requests.service_class[row])]}
+        for name in ("slo_ttft_s", "slo_tpot_s"):
+            seconds = float(getattr(requests, name)[row])
+            if not np.isnan(seconds):
+                said[name] = seconds
+        application = self._application(int(requests.group[row]))
+        if application is not None and application.kind is not None:
+            said |= {"app": application.name, "app_class": application.kind}
+            said["stage"] = int(requests.stage[row])
+            if application.text is not None:
+                said["app_text"] = application.text
+        return said
 
     # -- a step ------------------------------------------------------------------------------------
     def step(self) -> bool:
@@ -205,6 +230,11 @@ class EmulatedEngine(Engine):
     def _begin(self) -> None:
         """Memory is as the plan of the oldest step left it, and as steps before it freed it."""
         if self._under_way and self._under_way[0].pool is None:
+            decider = getattr(self.scheduler, "decider", None)
+            if decider is not None:  # one of ours: what its policy has to give
+                ledger = decider.core.ledger
+                self._under_way[0].pool = _Pool(ledger.num_blocks, ledger.free_blocks)
+                return
             pool = self.scheduler.kv_cache_manager.block_pool
             total = pool.num_gpu_blocks - 1
             self._under_way[0].pool = _Pool(total, pool.get_num_free_blocks())
@@ -242,16 +272,6 @@ class EmulatedEngine(Engine):
             self.on_step()
 
 
-def attributes_of(requests: RequestTable, row: int) -> dict:
-    """What a client says of a request to a scheduler of ours (`vllm_xargs`)."""
-    said: dict = {"class": ("rt", "be")[int(requests.service_class[row])]}
-    for name in ("slo_ttft_s", "slo_tpot_s"):
-        seconds = float(getattr(requests, name)[row])
-        if not np.isnan(seconds):
-            said[name] = seconds
-    return said
-
-
 class EmulatedRun(Simulation):
     """One policy in one vLLM on an emulated GPU, in virtual time. engine: of `emulated_engine` for
     the same inputs and policy."""
@@ -269,7 +289,10 @@ class EmulatedRun(Simulation):
         block = inputs.hardware.block_tokens
         texts = texts or PromptTexts(engine.vocab, block, inputs.config.seed)
         (self.replica,) = self.engines
-        self.replica.attach(engine, texts)
+        self.replica.attach(engine, texts, self._application)
+
+    def _application(self, group: int) -> Application | None:
+        return self.fleet.application(group) if group >= 0 else None
 
     def _advance(self) -> None:
         clock, replica = self.clock, self.replica

@@ -241,6 +241,7 @@ class Decider:
                 )
                 self.restart(name, state.known, state.hashes, end)
         if self._steps:
+            self._steps[0].start_s = end  # it was planned when the step before it began
             self._begin()
         return found
 

@@ -132,7 +132,7 @@ def build_core(
             max_model_len=facts.max_model_len,
             kv_bytes_per_token=facts.kv_bytes_per_token,
         )
-        policy = spec.build(limits, _estimator(options, spec))
+        policy = spec.build(limits, _estimator(options, spec, facts, asynchronous))
         # of a policy that computes whole prompts only
         longest = policy.prompt_budget
         if longest is not None and longest < facts.max_model_len:
@@ -299,7 +299,11 @@ def _batched_tokens(options: ServingOptions, facts: EngineFacts) -> int:
     return tokens or facts.max_step_tokens
 
 
-def _estimator(options: ServingOptions, spec: PolicySpec):
+def _estimator(
+    options: ServingOptions, spec: PolicySpec, facts: EngineFacts, asynchronous: bool
+):
+    """Fitted to the profile's steps as this engine makes them: the host's part of a step depends on
+    whether it plans ahead, and the sizes of CUDA graphs on its seats."""
     if not spec.uses_estimator:
         return None
     if options.profile is None:
@@ -313,7 +317,14 @@ def _estimator(options: ServingOptions, spec: PolicySpec):
     from twinserve.sim.setup.inputs import make_estimator
 
     try:
-        config = SimulationConfig(profile=options.profile, estimator=options.estimator)
+        config = SimulationConfig(
+            profile=options.profile,
+            estimator=options.estimator,
+            async_scheduling=asynchronous,
+            max_num_seqs=facts.max_num_seqs,
+            num_blocks=facts.num_blocks,
+            block_tokens=facts.block_tokens,
+        )
     except ValidationError as error:
         first = error.errors()[0]
         raise SettingsError(

@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from twinserve.backends.counts import LAYERS_STAY_TOGETHER
@@ -126,6 +126,7 @@ class PolicyScheduling(Steering):
         self._steps: deque[_EngineStep] = deque()
         self._uncopied: list[str] = []  # victims that found no room on the host
         self._idle_since: float | None = None
+        self._nap_s = _NAP_S
         blocks = f"{ledger.num_blocks} of {facts.num_blocks} KV blocks"
         logger.info("policy %s on the %s ledger: %s", options.policy, ledger.name, blocks)
         if ledger.knows_layers:
@@ -134,6 +135,12 @@ class PolicyScheduling(Steering):
     def now(self) -> float:
         """Seconds since the scheduler was made: the clock of table and policy."""
         return time.monotonic() - self._started
+
+    def keep_time(self, now: Callable[[], float]) -> None:
+        """From here on `now` is the clock, and arrival times are its own: virtual time, in which
+        nothing is waited for."""
+        self.now = now  # type: ignore[method-assign]
+        self._wall_started, self._nap_s = 0.0, 0.0
 
     # -- arrivals ----------------------------------------------------------------------------------
     def add_request(self, request: Request) -> None:
@@ -260,7 +267,7 @@ class PolicyScheduling(Steering):
         if self._idle_since is None:
             self._idle_since = now
             return
-        time.sleep(_NAP_S)
+        time.sleep(self._nap_s)
         if now - self._idle_since > _STUCK_S and self._pause_state == PauseState.UNPAUSED:
             self._idle_since = now
             core = self.decider.core
