@@ -38,6 +38,7 @@ def validate(
     dtype: Annotated[str, Engine] = "auto",
     graphs: Annotated[Flag, Engine] = False,
     engine_arg: EngineArgs = None,
+    emulated: Annotated[Flag, Engine] = False,
     limit: Annotated[float | None, Doing] = None,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -54,6 +55,7 @@ def validate(
     For example:
 
     $ twinserve validate --profile cpu.json -t poisson --rate 20 --requests 40 --out checked
+    $ twinserve validate --emulated --profile llama-3.1-8b@h100 -t mooncake --requests 200 --load 1
 
     Parameters
     ----------
@@ -74,6 +76,9 @@ def validate(
         CUDA graphs and compilation.
     engine_arg: list[str]
         NAME=VALUE, further vLLM engine arguments; may be repeated.
+    emulated: bool
+        The engine has an emulated GPU, of --profile, and virtual time: vLLM's own loop must decide
+        what was simulated, step by step. No model, no repeats.
     limit: float
         Seconds after which no run goes on: what has ended by then is compared, and marked as
         partial. Starting engines does not count.
@@ -98,6 +103,11 @@ def validate(
     from twinserve.sim.twin.validate import validate_each
     from twinserve.sim.twin.validate_report import check_folder, metric_lines, write_validation
 
+    if emulated:
+        if out is not None:
+            raise SettingsError("--out: with --emulated nothing is written; use --json, or drop it")
+        _emulated(config, as_json, quiet)
+        return
     if repeats < 1:
         raise SettingsError("--repeats: at least one live run is needed")
     check_limit(limit)
@@ -151,3 +161,25 @@ def validate(
     if failed:
         lines = "; ".join(f"{label}: {line}" for label, line in failed.items())
         raise LiveEngineError(f"{len(failed)} of {len(inputs.policies)} policies failed: {lines}")
+
+
+def _emulated(config: SimulationConfig, as_json: bool, quiet: bool) -> None:
+    """Each policy simulated, and decided by vLLM in virtual time."""
+    from twinserve.backends.live.needs import require
+    from twinserve.sim.report.table import print_lines
+    from twinserve.sim.results.files import dump_json
+    from twinserve.sim.setup.inputs import resolve
+    from twinserve.sim.twin.validate_emulated import compare_each, refuse
+
+    require("engine", "emulating")
+    if config.host_blocks is None:  # an emulated GPU swaps nothing
+        config = config.model_copy(update={"host_blocks": 0})
+    inputs = resolve(config)
+    with RunProgress(shown=not (quiet or as_json)) as progress:
+        found = list(compare_each(inputs, progress.begin, progress.report))
+    if as_json:
+        sys.stdout.write(dump_json({one.spec.label: one.summary() for one in found}))
+    else:
+        for one in found:
+            print_lines(f"{one.spec.label}: simulated / vLLM in virtual time", one.lines())
+    refuse(found)

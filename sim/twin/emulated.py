@@ -94,10 +94,7 @@ class EmulatedEngine(Engine):
         yield  # the simulator's own loop has nothing to do
 
     def attach(
-        self,
-        vllm: VllmEngine,
-        texts: PromptTexts,
-        application: Callable[[int], Application | None],
+        self, vllm: VllmEngine, texts: PromptTexts, application: Callable[[int], Application | None]
     ) -> None:
         """application: of a group of requests, as the fleet knows it."""
         self.vllm, self.scheduler, self._texts = vllm, vllm.scheduler, texts
@@ -141,6 +138,14 @@ class EmulatedEngine(Engine):
                 self._ended(self._under_way.popleft(), outputs)
             return outputs
 
+        if hasattr(scheduler, "decider"):  # one of ours, which takes memory as its policy says
+            take = scheduler._take_memory
+
+            def taking(request, kind):
+                self._victims.append(request.request_id)
+                take(request, kind)
+
+            scheduler._take_memory = taking
         scheduler._preempt_request = noting
         scheduler.schedule, scheduler.update_from_output = scheduling, updating
 
@@ -318,9 +323,11 @@ def check_emulated(inputs: Inputs) -> None:
         "--failures": inputs.failures is not None,
         "--shared-prefix": config.shared_prefix,
         "--kv-offloading-size": config.kv_offloading_size is not None,
+        "--host-blocks": bool(inputs.hardware.host_blocks),
     }.items():
         if given:
-            raise SettingsError(f"{flag}: one emulated engine in virtual time has none; drop it")
+            what = "give 0" if flag == "--host-blocks" else "drop it"
+            raise SettingsError(f"{flag}: one emulated engine in virtual time has none; {what}")
 
 
 @contextmanager

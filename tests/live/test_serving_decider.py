@@ -226,3 +226,18 @@ def test_defaults_for_objectives_are_for_real_time_requests_without():
     assert requests.slo_ttft_s[:2].tolist() == [0.2, 3.0]
     assert requests.slo_tpot_s[:2].tolist() == [0.1, 0.1]
     assert str(requests.slo_ttft_s[2]) == "nan"
+
+
+def test_a_step_that_was_planned_ahead_begins_when_the_one_before_it_ended():
+    """What a policy measures of it, and what it sees of the tokens under way, rest on that."""
+    facts = EngineFacts(16, SIZE, 6, 24, 48, 1024, False)
+    decider = Decider(build_core(read_options(POLICIES["vllm"]), facts, asynchronous=True))
+    starts, core = [], decider.core
+    core.policy.on_outcome = lambda outcome: starts.append(outcome.start_s)
+    decider.submit("a", 6, RequestAttributes(), 0.0)
+    assert decider.plan(1.0).grants == {"a": 6} and decider.plan(1.0).grants == {"a": 1}
+    assert decider.complete(3.0, {"a"}, set(), {"a": EngineState(6, 7, ())}) == ""
+    assert core.requests.last_token_s[0] == 3.0  # of the step that begins now
+    assert decider.plan(3.0).grants == {"a": 1}
+    assert decider.complete(4.0, {"a"}, set(), {"a": EngineState(7, 8, ())}) == ""
+    assert starts == [1.0, 3.0]

@@ -18,7 +18,11 @@ from twinserve.backends.live.serving.attributes import (
 )
 from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
 from twinserve.backends.live.versions import LiveEngineError
+from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestClass
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import make_estimator
 
 FACTS = EngineFacts(
     num_blocks=128,
@@ -243,3 +247,16 @@ def test_the_middleware_answers_400_with_one_line(given):
     error = json.loads(answer)["error"]
     assert (status, error["code"], error["param"]) == (400, 400, "vllm_xargs")
     assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_an_estimator_is_fitted_to_steps_as_this_engine_makes_them(asynchronous):
+    found = build_core(read_options(BROS), FACTS, asynchronous).policy.estimator
+    config = SimulationConfig(
+        profile=BROS["profile"], async_scheduling=asynchronous, max_num_seqs=16, num_blocks=128,
+        block_tokens=32,
+    )  # fmt: skip
+    spec = parse_policy(BROS["policy"])
+    assert found.model == make_estimator(config, resolve_hardware(config), spec.policy).model
+    other = build_core(read_options(BROS), FACTS, not asynchronous).policy.estimator
+    assert found.model != other.model  # the host's part of a step depends on it

@@ -299,9 +299,7 @@ def _batched_tokens(options: ServingOptions, facts: EngineFacts) -> int:
     return tokens or facts.max_step_tokens
 
 
-def _estimator(
-    options: ServingOptions, spec: PolicySpec, facts: EngineFacts, asynchronous: bool
-):
+def _estimator(options: ServingOptions, spec: PolicySpec, facts: EngineFacts, asynchronous: bool):
     """Fitted to the profile's steps as this engine makes them: the host's part of a step depends on
     whether it plans ahead, and the sizes of CUDA graphs on its seats."""
     if not spec.uses_estimator:

@@ -1,0 +1,150 @@
+"""A real vLLM on an emulated GPU: in virtual time it decides what the simulation does, to the last
+bit; as a server it answers, repeats itself, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from twinserve.sim.results.decisions import parse_log
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import Simulation, run_simulation
+
+pytestmark = [pytest.mark.live]
+H100 = {
+    "profile": "llama-3.1-8b@h100", "trace": "poisson", "slo": "ttft=1,tpot=0.05", "host_blocks": 0,
+}  # fmt: skip
+TIGHT = H100 | {"num_blocks": 560, "max_model_len": 8192, "cap_length": 8000}
+RUNS = {
+    "vllm, no memory to spare": TIGHT | {"load": 1.3, "requests": 80},
+    "vllm, one step at a time": TIGHT | {"load": 1.3, "requests": 80, "async_scheduling": False},
+    "vllm, prefixes": H100 | {"trace": "mooncake", "load": 1.0, "requests": 30},
+    "vllm, four GPUs and a pool": H100
+    | {"profile": "llama-3.1-70b@h100:tp4", "load": 0.7, "requests": 40, "pool": 8},
+    "bros:chunk=fit,kv=paged": H100 | {"load": 0.9, "requests": 80},
+    "echo": H100 | {"load": 0.9, "requests": 60, "pool": 8, "async_scheduling": False},
+    "bros:chunk=fit,kv=paged, no memory to spare": TIGHT | {"load": 1.3, "requests": 60},
+    "justitia": H100 | {"load": 1.1, "requests": 60},
+}
+START = "from twinserve.sim.cli.entry import twinserve; twinserve()"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_vllm_in_virtual_time_is_the_simulation(vllm, name):
+    from twinserve.sim.twin.emulated import EmulatedRun, emulated_engine
+
+    inputs = resolve(SimulationConfig(policy=(name.partition(", ")[0],), **RUNS[name]))
+    (spec,) = inputs.policies
+    simulated = run_simulation(Simulation(inputs, spec, decisions=True))
+    with emulated_engine(inputs, spec) as engine:
+        real = run_simulation(EmulatedRun(inputs, spec, engine))
+        assert getattr(engine.scheduler, "drift", 0) == 0
+    ours, theirs = parse_log(simulated.decisions).steps, parse_log(real.decisions).steps
+    assert len(ours) > 100
+    assert theirs == ours  # grants, hits, preemptions, free blocks, times
+    if "no memory" in name:
+        assert sum(len(step.preempted) for step in ours) > 5
+    if "prefixes" in name:
+        assert sum(sum(step.admitted.values()) for step in ours) > 1000
+    for metric in ("ttft", "tpot", "itl", "e2el"):
+        for statistic in ("mean", "p99"):
+            key = f"{statistic}_{metric}_ms"
+            assert real.summary[key] == simulated.summary[key], key
+
+
+class Served:
+    """`twinserve emulate` as a process of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.log = folder / "log"
+        command = [sys.executable, "-c", START, "emulate", "--port", str(self.port), *arguments]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, cwd=folder
+            )
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def ask(self, path: str, body: dict | None = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.read()
+
+    def wait(self, seconds: float = 180.0) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                self.ask("/health")
+                return
+            except OSError:
+                time.sleep(0.3)
+        raise AssertionError(self.said()[-3000:])
+
+
+def engines_of(parent: int) -> list[int]:
+    """Processes that this one started."""
+    found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_server_answers_repeats_itself_and_leaves_nothing_behind(vllm, tmp_path):
+    served = Served(tmp_path, "--profile", "llama-3.1-8b@h100", "-p", "bros:chunk=fit")
+    try:
+        served.wait()
+        again = subprocess.run(
+            [sys.executable, "-c", START, "emulate", "--port", str(served.port)],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert again.returncode == 2 and again.stderr.count("\n") == 1
+        assert "in use; choose another one" in again.stderr
+        body = {"model": "llama-3.1-8b", "prompt": "Once upon a time", "max_tokens": 60}
+        started = time.monotonic()
+        first = json.loads(served.ask("/v1/completions", body))
+        took = time.monotonic() - started
+        assert first["usage"]["completion_tokens"] == 60
+        assert took > 60 * 0.006  # a token is 7 ms on this GPU
+        assert json.loads(served.ask("/v1/completions", body))["choices"] == first["choices"]
+        streamed = served.ask("/v1/completions", body | {"stream": True, "max_tokens": 5})
+        assert streamed.count(b"data: {") == 5
+        word = first["choices"][0]["text"].split()[2]
+        stopped = json.loads(served.ask("/v1/completions", body | {"stop": [word]}))
+        assert stopped["choices"][0]["finish_reason"] == "stop"
+        chat = {"model": "llama-3.1-8b", "messages": [{"role": "user", "content": "Hi"}]}
+        said = json.loads(served.ask("/v1/chat/completions", chat | {"max_tokens": 3}))
+        assert said["usage"]["completion_tokens"] == 3
+        assert b"vllm:generation_tokens_total" in served.ask("/metrics")
+        engines = engines_of(served.process.pid)
+        assert engines
+        os.kill(served.process.pid, signal.SIGKILL)
+        served.process.wait()
+        end = time.monotonic() + 10
+        while any(map(alive, engines)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not any(map(alive, engines))
+    finally:
+        if served.process.poll() is None:
+            os.killpg(served.process.pid, signal.SIGKILL)
