@@ -354,6 +354,8 @@ def _settings(inputs: Inputs, spec: PolicySpec, folder: Path) -> LiveSettings:
         kind = "PolicyAsyncScheduler" if config.async_scheduling else "PolicyScheduler"
         scheduler = f"{_SCHEDULERS}.{kind}"
         options = {"policy": spec.text, "clients": "trusted", "num_blocks": blocks}
+        if config.prefix_caching is not None:
+            options["prefix_caching"] = config.prefix_caching
         if spec.uses_estimator:
             options |= {"profile": config.profile, "estimator": config.estimator}
         blocks = 2 * blocks + limits.max_num_seqs  # the engine's own pool must not bind

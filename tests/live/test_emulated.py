@@ -32,6 +32,8 @@ RUNS = {
     "vllm, four GPUs and a pool": H100
     | {"profile": "llama-3.1-70b@h100:tp4", "load": 0.7, "requests": 40, "pool": 8},
     "bros:chunk=fit,kv=paged": H100 | {"load": 0.9, "requests": 80},
+    "bros:chunk=fit,kv=paged, prefixes": H100
+    | {"trace": "mooncake", "load": 1.0, "requests": 30, "prefix_caching": True},
     "echo": H100 | {"load": 0.9, "requests": 60, "pool": 8, "async_scheduling": False},
     "bros:chunk=fit,kv=paged, no memory to spare": TIGHT | {"load": 1.3, "requests": 60},
     "justitia": H100 | {"load": 1.1, "requests": 60},
