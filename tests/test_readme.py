@@ -95,7 +95,7 @@ def test_the_readme_installs_and_runs_as_one_line_and_ci_finds_its_test_command(
     assert suite == '$ python -m pytest -q -n auto -m "not slow"'
 
 
-def cases(page: Path) -> list:
+def cases(markdown: str) -> list:
     return [
         pytest.param(
             command,
@@ -103,7 +103,7 @@ def cases(page: Path) -> list:
             id=command[:60],
             marks=[pytest.mark.live] if LIVE.search(command) else [],
         )
-        for command, shown in commands(page)
+        for command, shown in commands_of(markdown)
     ]
 
 
@@ -111,7 +111,7 @@ def cases_of_all() -> list:
     return [
         pytest.param(page, *case.values, id=f"{page.stem}: {case.id}", marks=case.marks)
         for page in PAGES
-        for case in cases(page)
+        for case in cases(page.read_text(encoding="utf-8"))
     ]
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests import test_readme
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "tutorial.md"
+# tests/test_users.py has the sections for each kind of user
+LESSONS = PAGE.read_text("utf-8").partition("\n## For a")[0]
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +20,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_the_page_goes_all_the_way():
-    verbs = [" ".join(command.split()[:2]) for command, _ in test_readme.commands(PAGE)]
+    verbs = [" ".join(command.split()[:2]) for command, _ in test_readme.commands_of(LESSONS)]
     wanted = ("simulate", "twinserve sweep", "twinserve plan", "twinserve report")
     assert all(any(verb.startswith(one) for verb in verbs) for one in wanted)
     assert verbs[-1] == "twinserve replay"
@@ -26,12 +28,12 @@ def test_the_page_goes_all_the_way():
 
 @pytest.mark.nightly
 @pytest.mark.traces
-@pytest.mark.parametrize(("command", "shown"), test_readme.cases(PAGE))
+@pytest.mark.parametrize(("command", "shown"), test_readme.cases(LESSONS))
 def test_command(command: str, shown: str, folder: Path):
     if test_readme.LIVE.search(command):
         if not os.environ.get("TWINSERVE_REQUIRE_LIVE"):
             pytest.importorskip("vllm")
-        before = [one for one, _ in test_readme.commands(PAGE)]
+        before = [one for one, _ in test_readme.commands_of(LESSONS)]
         test_readme.carried_out(before[before.index(command) - 1], folder)  # what it replays
     done = test_readme.carried_out(command, folder)
     said = done.stdout + done.stderr

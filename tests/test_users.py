@@ -1,4 +1,4 @@
-"""docs/users.md: five commands for each kind of user, each of a page whose commands are run,
+"""docs/tutorial.md: five commands for each kind of user, each of a page whose commands are run,
 with lines that it shows; and other pages that quote such a run. And each is run from nothing: a
 copy of the repository, and an environment with Python alone.
 """
@@ -18,7 +18,7 @@ import pytest
 from tests import test_guide, test_readme, test_sweep_page, test_tutorial
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-_, *_SECTIONS = re.split(r"^## For an? ", (DOCS / "users.md").read_text("utf-8"), flags=re.M)
+_, *_SECTIONS = re.split(r"^## For an? ", (DOCS / "tutorial.md").read_text("utf-8"), flags=re.M)
 USERS = {section.partition("\n")[0]: section for section in _SECTIONS}
 RUN = (*test_readme.PAGES, test_tutorial.PAGE, test_sweep_page.PAGE, test_guide.PAGE)
 QUOTING = [DOCS / "bros.md"]

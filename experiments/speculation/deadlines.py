@@ -1,4 +1,4 @@
-"""What drafts do to BROS's deadlines and to best-effort work: docs/speculation.md.
+"""What drafts do to BROS's deadlines and to best-effort work: docs/policies.md.
 
     twinserve study speculation deadlines --out docs/results/speculation
 

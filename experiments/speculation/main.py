@@ -1,4 +1,4 @@
-"""From which batch on speculation stops paying, by model and GPU: docs/speculation.md.
+"""From which batch on speculation stops paying, by model and GPU: docs/policies.md.
 
     twinserve study speculation --out docs/results/speculation
 
@@ -23,7 +23,7 @@ from twinserve.experiments.study.tables import Table
 from twinserve.sim.sweep.statistics import shown
 
 ENGINES = ("llama-3.1-8b@h100", "qwen2.5-14b@a100-40g:tp2", "llama-3.1-70b@h100:tp4")
-# Rates published for EAGLE-3 (docs/speculation.md), and the same for drafts that cost nothing.
+# Rates published for EAGLE-3 (docs/policies.md), and the same for drafts that cost nothing.
 RATES = "rates=0.622/0.356/0.203"
 DRAFTED = {"eagle": f"k=3,method=eagle,{RATES}", "ngram": f"k=3,method=ngram,{RATES}"}
 BATCHES = {"chat": (1, 16, 64, 128, 192, 256, 384), "documents": (1, 8, 16, 32, 48)}

@@ -203,7 +203,7 @@ class SimulationConfig(BaseModel):
     "Without NVLink, KV transfers share the PCIe link with a step's all-reduces (docs/layerkv.md)."
     speculate: str | None = None
     """Speculative decoding: drafts a row, the drafter, and how many are right, as
-    k=3,method=eagle,acceptance=0.7 (docs/speculation.md)."""
+    k=3,method=eagle,acceptance=0.7 (docs/policies.md)."""
     cold_start: float = Field(0.0, ge=0, le=3600)
     "Seconds that the first step of each engine takes longer, as kernels are loaded then."
     decision_time: Literal["none", "measured", "profile"] = "none"

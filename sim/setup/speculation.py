@@ -140,14 +140,14 @@ class Speculation(Options):
         if self.recorded is not None:
             return (
                 f"speculation: up to {most} drafts a request by {self.method}, as they were in "
-                f"{self.recorded} (docs/speculation.md)"
+                f"{self.recorded} (docs/policies.md)"
             )
         mean = 1 + sum(self.accepted_rates[:most])
         # vLLM plans ngram, which looks drafts up on the host, synchronously alone
         method = "ngram_gpu" if asynchronous and self.method == "ngram" else self.method
         return (
             f"speculation: {drafts} by {method}, {up_to}{mean:.2f} tokens a step if none are "
-            "cut off (docs/speculation.md)"
+            "cut off (docs/policies.md)"
         )
 
     def drafter(self, profile: Profile, limits: EngineLimits) -> Drafter:

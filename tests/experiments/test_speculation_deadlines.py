@@ -34,7 +34,7 @@ def read(name: str) -> pd.DataFrame:
 
 
 def page() -> str:
-    return " ".join((ROOT / "docs" / "speculation.md").read_text(encoding="utf-8").split())
+    return " ".join((ROOT / "docs" / "policies.md").read_text(encoding="utf-8").split())
 
 
 def test_the_kept_report_comes_from_the_kept_runs():
@@ -45,7 +45,7 @@ def test_the_kept_report_comes_from_the_kept_runs():
 
 
 def test_the_rows_of_the_page_are_those_of_the_report():
-    page = (ROOT / "docs" / "speculation.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
     said = (KEPT / "report.md").read_text(encoding="utf-8")
     at_ten = said.partition("**10 real-time requests/s**")[2].partition("**")[0].splitlines()
     rows = [line for line in page.splitlines() if line.startswith(("| none |", "| k=3"))]
