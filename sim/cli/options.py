@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, Token
 
+from twinserve.sim.serve_line.words import human_integer
 from twinserve.sim.setup import option_groups as groups
 
 
@@ -20,6 +21,12 @@ def _whole(kind: type, tokens: Sequence[Token]) -> int:
     return int(text)
 
 
+def _human(kind: type, tokens: Sequence[Token]) -> int:
+    """As vLLM takes it: 32k is 32,000, 32K is 32,768."""
+    return human_integer(tokens[0].value)
+
+
+Human = Annotated[int, Parameter(converter=_human)]
 Whole = Annotated[int, Parameter(converter=_whole)]
 Flag = Annotated[bool, Parameter(negative="")]
 Measured = Parameter(group=groups.OBJECTIVES)

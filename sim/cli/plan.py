@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from twinserve.sim.cli.options import Doing, Flag, Json, Out, Quiet, Starting, Whole
+from twinserve.sim.cli.options import Doing, Flag, Human, Json, Out, Quiet, Starting, Whole
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup import option_groups as groups
 from twinserve.sim.setup.config import SettingsError, StepTimesName
@@ -22,11 +22,14 @@ _Traffic = Parameter(group=groups.REQUESTS)
 
 def plan(
     *,
-    model: Annotated[str, Starting],
+    model: Annotated[str | None, Starting] = None,
     trace: Annotated[list[str], Parameter(name=["--trace", "-t"], negative=""), Starting],
     slo: Annotated[str, Starting],
+    from_vllm: Annotated[str | None, Starting] = None,
     gpus: Annotated[str, _Candidates] = "h100,h200,l40s,a100",
-    tp: Annotated[str, Parameter(name=["--tp", "--tensor-parallel-size"]), _Candidates] = "1,2,4,8",
+    tp: Annotated[
+        str, Parameter(name=["--tp", "-tp", "--tensor-parallel-size"]), _Candidates
+    ] = "1,2,4,8",
     policy: Annotated[
         list[str] | None, Parameter(name=["--policy", "-p"], negative=""), _Scheduling
     ] = None,
@@ -49,9 +52,9 @@ def plan(
     gpu_memory_utilization: Annotated[float | None, _Limits] = None,
     engine_version: Annotated[str | None, _Limits] = None,
     enforce_eager: Annotated[Flag, _Limits] = False,
-    max_model_len: Annotated[int | None, _Limits] = None,
+    max_model_len: Annotated[Human | None, _Limits] = None,
     max_num_seqs: Annotated[int | None, _Limits] = None,
-    max_num_batched_tokens: Annotated[int | None, _Limits] = None,
+    max_num_batched_tokens: Annotated[Human | None, _Limits] = None,
     async_scheduling: Annotated[bool, _Scheduling] = True,
     prefill_decode: Annotated[Flag, _Candidates] = False,
     all_sizes: Annotated[Flag, Parameter(name="--all"), Doing] = False,
@@ -73,6 +76,8 @@ def plan(
     model: str
         Model of the catalogue, a config.json, or an id in the local Hugging Face cache; or the file
         of a profile, as calibrate writes it: then its GPUs are the only ones.
+    from_vllm: str
+        As of simulate: model and limits of that server, where it states them. Flags win.
     trace: list[str]
         Recorded trace, name or file; given again, the plan holds on the peak of each.
     slo: str
@@ -161,6 +166,17 @@ def plan(
         "max_num_batched_tokens": max_num_batched_tokens,
         "async_scheduling": async_scheduling,
     }
+    if from_vllm is not None:
+        from twinserve.sim.serve_line.settings import stated
+
+        served, said, lines = stated(from_vllm, {"model": model, "engine_version": engine_version})
+        model = served
+        # a flag that was not given has one of these values, and what the server states is taken
+        given |= {name: said[name] for name in said if given[name] in (None, "auto", False, True)}
+        if not (quiet or as_json):
+            print("\n".join(lines), file=sys.stderr)
+    if model is None:
+        raise SettingsError("no model; give --model, or a server's command line with --from-vllm")
     question = Question(
         model=model,
         traces=tuple(trace),

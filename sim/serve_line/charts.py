@@ -10,7 +10,7 @@ from twinserve.sim.serve_line.found import DECODE, PREFILL, Found, count, words_
 from twinserve.sim.serve_line.kubernetes import environment, filled, gpus_of, mark, node_labels
 from twinserve.sim.serve_line.launch import Launch, of_container
 from twinserve.sim.serve_line.words import Word
-from twinserve.sim.serve_line.yaml_lines import Map, as_word, part
+from twinserve.sim.serve_line.yaml_lines import Map, as_word, maps_of, part
 
 # Of production-stack's vllmConfig, in the order of its template.
 _STACK_VALUES = (
@@ -27,9 +27,8 @@ def production_stack(doc: Map, where: str) -> list[Found]:
     """A server for each entry of `servingEngineSpec.modelSpec`."""
     spec = part(doc, "servingEngineSpec")
     found = []
-    for model in spec.get("modelSpec") or []:
-        if isinstance(model, Map):
-            found.append(_stack_model(model, spec, where))
+    for model in maps_of(spec, "modelSpec"):
+        found.append(_stack_model(model, spec, where))
     return found
 
 
@@ -65,7 +64,7 @@ def _stack_model(model: Map, spec: Map, where: str) -> Found:
             add("--pipeline-parallel-size", config["pipelineParallelSize"])
     argv += words_of(config.get("extraArgs"), model.line)
     cache = part(model, "lmcacheConfig")
-    env = {str(e["name"]): str(e.get("value", "")) for e in model.get("env") or [] if "name" in e}
+    env = {str(e["name"]): str(e.get("value", "")) for e in maps_of(model, "env") if "name" in e}
     if cache.get("enabled"):
         role = cache.get("kvRole", "kv_both")
         transfer = {"kv_connector": "LMCacheConnectorV1", "kv_role": role}
@@ -107,7 +106,7 @@ def _modelservice(doc: Map, block: Map, role: str, port: str, where: str) -> Fou
         model = uri.removeprefix("hf://")
     else:
         model = name
-    containers = block.get("containers") or [Map()]
+    containers = maps_of(block, "containers") or [Map()]
     container = next((c for c in containers if c.get("modelCommand")), containers[0])
     line = container.line
     ranks = {key: count(parallel.get(key), where, key) for key in ("tensor", "data")}

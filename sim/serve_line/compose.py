@@ -11,7 +11,7 @@ from twinserve.sim.serve_line.found import Beside, Found, count
 from twinserve.sim.serve_line.launch import of_container
 from twinserve.sim.serve_line.shell import interpolated
 from twinserve.sim.serve_line.words import Word, line_of
-from twinserve.sim.serve_line.yaml_lines import Map, as_word, part
+from twinserve.sim.serve_line.yaml_lines import Map, as_word, listed, maps_of, part
 
 
 def read_env(text: str | None) -> dict[str, str]:
@@ -89,11 +89,11 @@ def _split(text: str) -> list[str]:
 
 def _visible(service: Map) -> int | None:
     """GPUs of a service; None: all, or not said."""
-    devices = part(service, "deploy", "resources", "reservations", "devices") or []
+    devices = maps_of(part(service, "deploy", "resources", "reservations"), "devices")
     for device in devices:
-        if isinstance(device, Map) and device.get("device_ids"):
+        if listed(device, "device_ids"):
             return len(device["device_ids"])
-        if isinstance(device, Map) and str(device.get("count")).isdigit():
+        if str(device.get("count")).isdigit():
             return int(str(device["count"]))
     said = service.get("gpus")
     return int(str(said)) if str(said).isdigit() else None

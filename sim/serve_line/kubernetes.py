@@ -12,7 +12,7 @@ from typing import Any
 from twinserve.sim.serve_line.found import DECODE, PREFILL, Beside, Found, count, words_of
 from twinserve.sim.serve_line.launch import Launch, of_container
 from twinserve.sim.serve_line.words import ServeLineError, Word, line_of, without_value
-from twinserve.sim.serve_line.yaml_lines import Map, as_word, part
+from twinserve.sim.serve_line.yaml_lines import Map, as_word, listed, maps_of, part
 
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915")
 # Labels of nodes that name the GPU or the machine.
@@ -63,7 +63,7 @@ def servers(docs: list[Any], where: str) -> tuple[list[Found], Beside]:
 
 def _items(doc: Map) -> list[Map]:
     if doc.get("kind") == "List":
-        return [item for item in doc.get("items") or [] if isinstance(item, Map)]
+        return maps_of(doc, "items")
     return [doc]
 
 
@@ -128,9 +128,7 @@ def _containers(
 ) -> list[Found]:
     """The servers of a pod; init containers and sidecars are none."""
     found = []
-    for container in pod.get("containers") or []:
-        if not isinstance(container, Map):
-            continue
+    for container in maps_of(pod, "containers"):
         known, unknown = environment(container, maps, env)
         command, args = (
             [filled(word, known) for word in words_of(container.get(key), container.line)]
@@ -181,10 +179,10 @@ def node_labels(pod: Mapping) -> list[tuple[str, tuple[str, ...]]]:
     required = part(
         pod, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"
     )
-    for term in part(required, "nodeSelectorTerms") or []:
-        for said in part(term, "matchExpressions") or []:
+    for term in maps_of(required, "nodeSelectorTerms"):
+        for said in maps_of(term, "matchExpressions"):
             if said.get("operator") == "In":
-                found.append((str(said.get("key")), tuple(map(str, said.get("values") or []))))
+                found.append((str(said.get("key")), tuple(map(str, listed(said, "values")))))
     return [(key, values) for key, values in found if GPU_LABELS.search(key)]
 
 
@@ -193,17 +191,17 @@ def environment(
 ) -> tuple[dict[str, str], set[str]]:
     """Variables with their values, and the names of those that only the cluster fills in."""
     env, unknown = dict(before), set()
-    for source in container.get("envFrom") or []:
+    for source in maps_of(container, "envFrom"):
         data = maps.get(str(part(source, "configMapRef").get("name")), {})
         env |= {key: str(value) for key, value in data.items()}
-    for said in container.get("env") or []:
-        if not isinstance(said, Map) or "name" not in said:
+    for said in maps_of(container, "env"):
+        if "name" not in said:
             continue
         name = str(said["name"])
         reference = part(said, "valueFrom", "configMapKeyRef")
         value = said.get("value")
         if reference:
-            value = part(maps.get(str(reference.get("name")), {})).get(reference.get("key"))
+            value = part(maps.get(str(reference.get("name")), {})).get(str(reference.get("key")))
         if value is None:
             env.setdefault(name, without_value(f"$({name})"))
             unknown.add(name)
@@ -295,7 +293,7 @@ def _kserve_llm(spec: Map, where: str, maps: Mapping[str, Any]) -> list[Found]:
         if not block:
             continue
         pod = part(block, "template")
-        containers = pod.get("containers") or [Map()]
+        containers = maps_of(pod, "containers") or [Map()]
         container = next((c for c in containers if c.get("name") == "main"), containers[0])
         env, _ = environment(container, maps, {})
         argv = [as_word(model)]

@@ -57,6 +57,35 @@ def from_vllm(given: str, asked: Mapping[str, Any]) -> FromVllm:
     return _from_vllm(given, _stamp(given), *wanted.values())
 
 
+_OF_PLAN = (
+    "kv_cache_dtype", "gpu_memory_utilization", "engine_version", "enforce_eager", "max_model_len",
+    "max_num_seqs", "max_num_batched_tokens", "async_scheduling",
+)  # fmt: skip
+
+
+def stated(given: str, asked: Mapping[str, Any]) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    """What a server states whatever its GPU: model, settings of an engine of a plan, and lines
+    about them. Raises ServeLineError; also for prefill and decode pools, of which a plan has its
+    own."""
+    servers = read_servers(given, asked.get("engine_version"))
+    if len(servers) > 1:
+        raise ServeLineError(
+            f"{servers[0].where}: has prefill and decode pools; name one as FILE#NAME, and give "
+            "--prefill-decode"
+        )
+    made = _Made(servers[0], "h100", asked.get("model"), asked.get("engine_version"), "k=1")
+    settings = made.settings()
+    by_default = {text.split()[0] for text in made.defaults}
+    kept = {k: v for k, v in settings.items() if k in _OF_PLAN and k not in by_default}
+    kept = {k: v for k, v in kept.items() if v != "auto"}
+    said = ", ".join(f"{name} {value}" for name, value in kept.items()) or "nothing else"
+    lines = (
+        f"from vLLM: {made.where} ({servers[0].kind}): {servers[0].model} as {made.model}, {said}",
+        *(f"  {warning}" for warning in made.warnings()),
+    )
+    return made.model, kept, lines
+
+
 def _stamp(given: str) -> tuple[int, int] | None:
     """When a file was changed last, and its size: it is read once, and again if it changes."""
     try:

@@ -13,7 +13,7 @@ from twinserve.sim.serve_line.found import Beside, Found, count
 from twinserve.sim.serve_line.launch import Launch, launches, of_container, of_words, pinned_release
 from twinserve.sim.serve_line.shell import interpolated
 from twinserve.sim.serve_line.words import ServeLineError, Word
-from twinserve.sim.serve_line.yaml_lines import Map, as_word, documents, part
+from twinserve.sim.serve_line.yaml_lines import Map, as_word, documents, maps_of, part
 
 
 def _logical(text: str) -> list[tuple[int, str]]:
@@ -142,9 +142,9 @@ def ray_serve(doc: Map, where: str) -> list[Found]:
         inner = documents(text, where, text.line)
         doc = inner[0] if inner else Map()
     found = []
-    for application in doc.get("applications") or []:
-        configs = part(application, "args").get("llm_configs") or []
-        found += [_ray_model(one, where) for one in configs if isinstance(one, Map)]
+    for application in maps_of(doc, "applications"):
+        configs = maps_of(part(application, "args"), "llm_configs")
+        found += [_ray_model(one, where) for one in configs]
     return found
 
 

@@ -21,6 +21,9 @@ class ServeLineError(TwinserveError, ValueError):
     """A server's command line or file that cannot be read as one server. One line: file, line, what
     is wrong, what to do."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(" ".join(plain(text).split()))
+
 
 class Word(str):
     """A word, and the line of its file (from 1)."""

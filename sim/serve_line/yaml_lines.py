@@ -93,8 +93,19 @@ def as_word(value: Any, line: int = 1) -> Word:
     return Word("" if value is None else str(value), line)
 
 
-def part(value: Any, *keys: str) -> Any:
-    """value[a][b]...; an empty Map where a part is missing or of another kind."""
+def part(value: Any, *keys: str) -> Map:
+    """value[a][b]...; an empty Map where a part is missing or no mapping."""
     for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return Map() if value is None else value
+        value = value.get(key) if isinstance(value, Map) else None
+    return value if isinstance(value, Map) else Map()
+
+
+def listed(value: Any, key: str) -> list[Any]:
+    """The list value[key]; an empty one where it is missing or no list."""
+    found = value.get(key) if isinstance(value, Map) else None
+    return found if isinstance(found, list) else []
+
+
+def maps_of(value: Any, key: str) -> list[Map]:
+    """The mappings of the list value[key]."""
+    return [item for item in listed(value, key) if isinstance(item, Map)]

@@ -14,10 +14,10 @@ from twinserve.profiles.gpu_labels import gpu_of_label, machine_of_label
 from twinserve.profiles.gpus import GPUS
 from twinserve.profiles.models.hub_ids import catalogue_name, longest_request
 from twinserve.profiles.models.published import PUBLISHED
-from twinserve.sim.cli.main import BAD_INPUT, simulate_main
+from twinserve.sim.cli.main import BAD_INPUT, main, simulate_main
 from twinserve.sim.serve_line.argv import options, read_argv
 from twinserve.sim.serve_line.read import read_servers
-from twinserve.sim.serve_line.settings import from_vllm
+from twinserve.sim.serve_line.settings import from_vllm, stated
 from twinserve.sim.serve_line.shell import read_shell
 from twinserve.sim.serve_line.words import ServeLineError, human_integer, plain
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -336,6 +336,24 @@ def test_what_cannot_be_one_server_is_refused_in_one_line(name, text, said, tmp_
     assert "\n" not in plain(str(error.value))
 
 
+@pytest.mark.parametrize("value", ["", "null", "[1]", "{a: b}", "'x'", "{{ .v }}", "$(x)"])
+@pytest.mark.parametrize("text", [_POD, _COMPOSE, _PD, _QUADLET, _RAY])
+def test_a_damaged_file_is_read_or_refused(text, value, tmp_path):
+    """Each line in turn has another value: what is wrong is one line, and no defect of ours."""
+    lines = text.splitlines()
+    refused = 0
+    for i, line in enumerate(lines):
+        path = tmp_path / ("a.container" if text is _QUADLET else "a.yaml")
+        changed = f"{line.partition(':')[0]}: {value}"
+        path.write_text("\n".join([*lines[:i], changed, *lines[i + 1 :]]), encoding="utf-8")
+        try:
+            read_servers(str(path))
+        except ServeLineError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > 0
+
+
 def test_one_of_several_services_can_be_named(tmp_path):
     path = tmp_path / "compose.yaml"
     services = {n: {"image": "vllm/vllm-openai", "command": f"--model q/{n}"} for n in "ab"}
@@ -447,6 +465,21 @@ def test_the_account_names_what_was_taken_passed_over_and_left(capsys):
     assert "taken: meta-llama/Llama-3.1-8B-Instruct as llama-3.1-8b, --tensor-parallel" in said
     assert "passed over: --port" in said
     assert "--enable-lora is not simulated (adapters change memory and kernels)" in said
+
+
+def test_a_plan_takes_what_a_server_states():
+    line = f"{_LINE} --max-num-seqs 64 --kv-cache-dtype fp8 --enable-lora"
+    model, settings, lines = stated(line, {})
+    assert model == "llama-3.1-8b"
+    assert settings == {"max_model_len": 32_000, "max_num_seqs": 64, "kv_cache_dtype": "fp8"}
+    assert "--enable-lora is not simulated" in lines[1]
+
+
+def test_a_plan_without_a_model_asks_for_one(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", "-t", "azure-2023:conv", "--slo", "ttft p90 < 1 s"])
+    assert stop.value.code == BAD_INPUT
+    assert "give --model, or a server's command line" in capsys.readouterr().err
 
 
 def test_an_error_is_one_line_of_the_command(capsys):
