@@ -37,7 +37,7 @@ class Settings(TypedDict, total=False):
     client_timeout: float | None
     slo: str | None
     from_vllm: str | None
-    model: str | None
+    as_model: str | None
     gpu: str | None
     profile: str
     step_times: StepTimesName

@@ -51,9 +51,10 @@ def from_vllm(given: str, asked: Mapping[str, Any]) -> FromVllm:
     """The settings that a server's command line or file means.
 
     given: a command line or a file (`read_servers`). asked: what the user says beside it: gpu,
-    model, engine_version, speculate. Raises ServeLineError, in one line, for what cannot be told.
+    as_model, engine_version, speculate. Raises ServeLineError, in one line, for what cannot be
+    told.
     """
-    wanted = {key: asked.get(key) for key in ("gpu", "model", "engine_version", "speculate")}
+    wanted = {key: asked.get(key) for key in ("gpu", "as_model", "engine_version", "speculate")}
     return _from_vllm(given, _stamp(given), *wanted.values())
 
 
@@ -73,7 +74,9 @@ def stated(given: str, asked: Mapping[str, Any]) -> tuple[str, dict[str, Any], t
             f"{servers[0].where}: has prefill and decode pools; name one as FILE#NAME, and give "
             "--prefill-decode"
         )
-    made = _Made(servers[0], "h100", asked.get("model"), asked.get("engine_version"), "k=1")
+    made = _Made(
+        servers[0], "h100", asked.get("model"), asked.get("engine_version"), "k=1", "--model"
+    )
     settings = made.settings()
     by_default = {text.split()[0] for text in made.defaults}
     kept = {k: v for k, v in settings.items() if k in _OF_PLAN and k not in by_default}
@@ -118,9 +121,11 @@ class _Made:
         model: str | None,
         release: str | None,
         speculate: str | None,
+        flag: str = "--as-model",
     ) -> None:
         self.server = server
         self.where = f"{server.where}:{server.line}"
+        self.flag = flag  # by which the user names the model
         self.release_name = release or server.release
         if self.release_name is not None and not is_known(self.release_name):
             raise ServeLineError(
@@ -171,12 +176,12 @@ class _Made:
     def _unknown(self, said: str, error: ProfileError | None) -> str:
         """What is asked for a model that is a path, or that is not in the catalogue."""
         if not self._is_path(said):
-            return f"{error}; or name a catalogue model with --model"
+            return f"{error}; or name a catalogue model with {self.flag}"
         for like in (self.server.served_name, said.rstrip("/").rpartition("/")[2]):
             name = like and catalogue_name(like)
             if name:
-                return f"the model is a path, {said}; if it is {like}, give --model {name}"
-        return f"the model is a path, {said}; say which it is with --model, as --model qwen3-8b"
+                return f"the model is a path, {said}; if it is {like}, give {self.flag} {name}"
+        return f"the model is a path, {said}; say which it is, as {self.flag} qwen3-8b"
 
     def _with_format(self, name: str) -> str:
         """With the weights of --quantization, if the name does not say them."""

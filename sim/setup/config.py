@@ -108,7 +108,7 @@ class SimulationConfig(BaseModel):
     from_vllm: Annotated[str | None, Parameter(negative="")] = Field(None, exclude=True)
     """A server's own words, whose settings are taken: its command line in quotes, or a file with it
     (script, manifest, compose, chart's values; docs/from_vllm.md). Flags given here win."""
-    model: str | None = Field(None, exclude=True)
+    as_model: str | None = Field(None, exclude=True)
     "Model of --from-vllm where its words name a path: of the catalogue, or as --profile takes it."
     gpu: str | None = Field(None, exclude=True)
     "GPU of --from-vllm where its words do not name it: h100, or a node's label."
@@ -234,11 +234,10 @@ class SimulationConfig(BaseModel):
             return given
         text = given.get("from_vllm")
         if text is None:
-            for name in ("model", "gpu"):
+            for name in ("as_model", "gpu"):
                 if given.get(name) is not None:
-                    raise ValueError(
-                        f"--{name} goes with --from-vllm; write --profile MODEL@GPU:tpN"
-                    )
+                    flag = f"--{name.replace('_', '-')}"
+                    raise ValueError(f"{flag} goes with --from-vllm; write --profile MODEL@GPU:tpN")
             return given
         from twinserve.sim.serve_line.settings import from_vllm  # help need not load it
 

@@ -119,12 +119,12 @@ class PoolSettings(_Part):
     @model_validator(mode="before")
     @classmethod
     def _with_server(cls, given: object) -> object:
-        """from_vllm, and model and gpu with it, stand for the settings of that server."""
+        """from_vllm, and as_model and gpu with it, stand for the settings of that server."""
         if not isinstance(given, dict) or given.get("from_vllm") is None:
             return given
         from twinserve.sim.serve_line.settings import from_vllm  # for those that give one
 
-        own = {k: v for k, v in given.items() if k not in ("from_vllm", "model", "gpu")}
+        own = {k: v for k, v in given.items() if k not in ("from_vllm", "as_model", "gpu")}
         drafts = given.get("speculate") and "k=1"  # the pool's own stands
         made = from_vllm(str(given["from_vllm"]), {**given, "speculate": drafts}).settings
         if "fleet" in made:

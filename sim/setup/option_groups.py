@@ -29,13 +29,13 @@ CARRYING_OUT = _group(12, "How it is carried out")
 RESULTS = _group(13, "What is written and shown")
 
 SETTINGS: dict[Group, str] = {
+    ASKED: "from_vllm",
     POLICIES: "policy kv prefix_caching estimator speculate async_scheduling host_time "
     "decision_time exact",
     REQUESTS: "trace format columns seed raw_arrivals offline rate duration requests rate_scale "
     "load window cap_length pool client_timeout",
     OBJECTIVES: "slo",
-    HARDWARE: "from_vllm model gpu profile step_times shared_prefix front_end pcie_contention "
-    "cold_start",
+    HARDWARE: "as_model gpu profile step_times shared_prefix front_end pcie_contention cold_start",
     MEMORY: "max_num_seqs max_num_batched_tokens max_model_len num_blocks num_gpu_blocks_override "
     "block_tokens gpu_memory_utilization kv_cache_dtype engine_version enforce_eager "
     "kv_from_log host_blocks "

@@ -421,9 +421,9 @@ def test_options_become_settings(line, expected):
     ("given", "said"),
     [
         ({"from_vllm": _LINE}, "the GPU is not named; give --gpu"),
-        ({"from_vllm": "vllm serve /m/Qwen3-8B", "gpu": "h100"}, "give --model qwen3-8b"),
-        ({"from_vllm": "vllm serve /m/x", "gpu": "h100"}, "say which it is with --model"),
-        ({"from_vllm": "vllm serve a/b", "gpu": "h100"}, "name a catalogue model with --model"),
+        ({"from_vllm": "vllm serve /m/Qwen3-8B", "gpu": "h100"}, "give --as-model qwen3-8b"),
+        ({"from_vllm": "vllm serve /m/x", "gpu": "h100"}, "say which it is, as --as-model"),
+        ({"from_vllm": "vllm serve a/b", "gpu": "h100"}, "name a catalogue model with --as-model"),
         ({"from_vllm": "vllm serve Qwen/Qwen3-8B --spec-method ngram --spec-tokens 3",
           "gpu": "h100"}, "--speculate k=3,method=ngram,acceptance=0.7"),
         ({"gpu": "h100"}, "--gpu goes with --from-vllm"),
