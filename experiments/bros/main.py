@@ -51,6 +51,12 @@ ATTAINMENTS = {
     "ttft_attainment": ("TTFT attainment, %", 100.0),
     "tpot_attainment": ("TPOT attainment, %", 100.0),
 }
+# Fig. 10 by both readings of TPOT: the mean of a request's gaps, and every gap
+READINGS = {
+    "ttft_attainment": ("TTFT attainment, %", 100.0),
+    "tpot_attainment": ("mean TPOT kept, %", 100.0),
+    "every_gap_attainment": ("every gap kept, %", 100.0),
+}
 
 
 def _percent(axes, metric: str) -> None:
@@ -67,7 +73,7 @@ def _plot_latency(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> N
 
 
 def _plot_attainment(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    grid(canvas, table, "profile", ATTAINMENTS, "rate", "policy", LOOKS, _percent, short, RATE)
+    grid(canvas, table, "profile", READINGS, "rate", "policy", LOOKS, _percent, short, RATE)
 
 
 def _plot_both(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:

@@ -116,6 +116,7 @@ def metrics(run: RunResult) -> dict[str, Any]:
         "queueing": rt["queueing_proportion"],
         "ttft_attainment": rt["ttft_attainment"],
         "tpot_attainment": rt["tpot_attainment"],
+        "every_gap_attainment": rt["every_gap_attainment"],
         "token_attainment": rt["tpot_token_attainment"],
         "slo_attainment": rt["slo_attainment"],
         "ttft_s": rt["mean_ttft_ms"] / 1e3,

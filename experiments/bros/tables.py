@@ -4,9 +4,9 @@ The paper's improvements are averages over settings, and its multipliers exceed 
 its own means allows (a TTFT attainment of 10.55 % times 11.75 is more than 100 %). So they must be
 means of the settings' ratios. Both are shown: `ratio` is the mean over settings of BROS over the
 baseline, without settings in which the baseline has 0, `of_means` BROS's mean over the baseline's.
-Intervals are over seeds, each of which gives one such mean. `bros_saturated` and `other_saturated`
-count the settings in which the queue of real-time requests grows for as long as they arrive: means
-of these depend on the length of the trace.
+Intervals are over seeds, each of which gives one such mean; a seed that lacks a setting gives none.
+`bros_saturated` and `other_saturated` count the settings in which the queue of real-time requests
+grows for as long as they arrive: means of these depend on the length of the trace.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ QUANTITIES = (
     "be_rps",
     "ttft_attainment",
     "tpot_attainment",
+    "every_gap_attainment",
     "rt_rps",
     "ttft_p99_s",
 )
@@ -51,7 +52,8 @@ SHOWN = (
 )
 
 # Sec. VII-B of the IEEE version; LMSYS: Sec. 7.2 of the ACM version. Lengths, quantity, baseline ->
-# change or factor.
+# change or factor. The paper's TPOT attainment is judged by both of its readings: the mean of a
+# request's gaps (Sec. VII-A), and every gap (constraint (6)).
 HYBRID_MARKS = {
     ("sharegpt", "normalized_ms", "vllm-v0"): -0.7420,
     ("sharegpt", "normalized_ms", "round-robin"): -0.5431,
@@ -61,6 +63,8 @@ HYBRID_MARKS = {
     ("sharegpt", "ttft_attainment", "round-robin"): 11.75,
     ("sharegpt", "tpot_attainment", "vllm-v0"): 1.73,
     ("sharegpt", "tpot_attainment", "round-robin"): 1.47,
+    ("sharegpt", "every_gap_attainment", "vllm-v0"): 1.73,
+    ("sharegpt", "every_gap_attainment", "round-robin"): 1.47,
     ("lmsys", "normalized_ms", "vllm-v0"): -0.6961,
     ("lmsys", "normalized_ms", "round-robin"): -0.2577,
     ("lmsys", "be_rps", "vllm-v0"): -0.1767,
@@ -69,6 +73,8 @@ HYBRID_MARKS = {
     ("lmsys", "ttft_attainment", "round-robin"): 14.23,
     ("lmsys", "tpot_attainment", "vllm-v0"): 2.62,
     ("lmsys", "tpot_attainment", "round-robin"): 2.28,
+    ("lmsys", "every_gap_attainment", "vllm-v0"): 2.62,
+    ("lmsys", "every_gap_attainment", "round-robin"): 2.28,
 }
 PURE_MARKS = {
     ("sharegpt", "normalized_ms", "vllm-v0"): -0.2936,
@@ -80,14 +86,19 @@ MEANS = {
     ("sharegpt", "ttft_attainment", "round-robin"): 0.1055,
     ("sharegpt", "tpot_attainment", "bros"): 0.6549,
     ("sharegpt", "tpot_attainment", "round-robin"): 0.4734,
+    ("sharegpt", "every_gap_attainment", "bros"): 0.6549,
+    ("sharegpt", "every_gap_attainment", "round-robin"): 0.4734,
     ("lmsys", "tpot_attainment", "bros"): 0.7538,
     ("lmsys", "tpot_attainment", "round-robin"): 0.4281,
+    ("lmsys", "every_gap_attainment", "bros"): 0.7538,
+    ("lmsys", "every_gap_attainment", "round-robin"): 0.4281,
 }
 NAMES = {
     "normalized_ms": "normalised latency",
     "be_rps": "best-effort throughput",
     "ttft_attainment": "TTFT attainment",
     "tpot_attainment": "TPOT attainment",
+    "every_gap_attainment": "TPOT attainment by every gap",
     "rt_rps": "throughput",
     "ttft_p99_s": "P99 TTFT",
 }
@@ -124,6 +135,8 @@ def _compared(part: pd.DataFrame, baseline: str, quantity: str) -> dict:
     found = []
     for _, seed in part.groupby("seed"):
         pivot = seed.pivot(index=["profile", "rate"], columns="policy", values=quantity)
+        if pivot[["bros", baseline]].isna().any(axis=None):
+            continue  # a mean over other settings would be another mean
         ours, theirs = pivot["bros"].to_numpy(), pivot[baseline].to_numpy()
         some = theirs > 0
         ratios = ours[some] / theirs[some]

@@ -12,8 +12,8 @@ from twinserve.policies.bros.options import BrosOptions
 class BrosFitOptions(BrosOptions):
     """Those of `bros`, and
 
-    fit_order      order of prompts. savable: residual time, those that can no
-                   longer be kept last; residual: residual time alone, as printed; arrival: arrival
+    fit_order      of real-time prompts. savable: residual time, those that can no longer be kept
+                   last; residual: residual time alone, as printed; arrival: arrival
     fit_estimator  what step times are estimated by, where `--estimator` names nothing else. step:
                    beta once a step, chunks by what they attend to; printed: the paper's form
     fit_feedback   weight of the newest iteration with a prompt in a factor, actual over estimated

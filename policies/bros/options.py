@@ -23,9 +23,9 @@ class BrosOptions(Options):
     group_size      tokens returned to the user together (ACM version); 1: every token counts
     chunk           prompt tokens an iteration computes at most of one request; None: whole prompts,
                     as in the paper
-    order           of real-time requests. residual: residual time, as printed, so that those whose
-                    time has passed come first; savable: residual time, those that wait without
-                    memory and whose time has passed last
+    order           of real-time requests. savable: residual time, those that can no longer be kept
+                    last (they wait without memory, and their time has passed); residual: residual
+                    time alone, as printed
     avg_window      iterations that T_avg averages over
     swap            dropped requests keep their KV on the host; False: they are recomputed
     late_drops      a request that is late already and holds nothing yet may drop real-time ones too

@@ -163,6 +163,15 @@ def test_means_of_ratios_and_ratios_of_means_by_hand():
     assert (claim.ours, claim.verdict) == ("ACM: 0.5 ± 6.4 of 2", "cannot be told")
 
 
+def test_a_seed_that_lacks_a_setting_gives_no_mean_over_settings():
+    points = made_up()
+    points.loc[points.index[0], "every_gap_attainment"] = float("nan")  # of seed 0
+    rows = headline(points)
+    rows = rows[rows.rates == "all"].set_index("quantity")
+    assert rows.seeds["every_gap_attainment"] == 1 and rows.ratio["every_gap_attainment"] == 1
+    assert rows.seeds["tpot_attainment"] == 2
+
+
 def test_a_part_is_judged_against_the_whole_of_the_same_seed():
     rows = []
     for seed, whole in enumerate((50.0, 100.0)):
