@@ -107,7 +107,13 @@ BASELINES = {"vllm-v0": "vLLM", "round-robin": "RR", "vllm": "vLLM V1", "bros": 
 
 def per_setting(by: Sequence[str]):
     """A table with a row for each combination of `by`, means over seeds."""
-    return lambda points: over_seeds(points, by, SHOWN)
+    return lambda points: over_seeds(points, by, recorded(points, SHOWN))
+
+
+def recorded(points: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """Those of `names` that the points have: runs that were kept lack `every_gap_attainment` if
+    they are older than that metric."""
+    return [name for name in names if name in points]
 
 
 def headline(points: pd.DataFrame) -> pd.DataFrame:
@@ -127,7 +133,10 @@ def headline(points: pd.DataFrame) -> pd.DataFrame:
                         "lengths": lengths,
                         "baseline": baseline,
                     }
-                    rows += [where | _compared(part, baseline, quantity) for quantity in QUANTITIES]
+                    rows += [
+                        where | _compared(part, baseline, quantity)
+                        for quantity in recorded(part, QUANTITIES)
+                    ]
     return pd.DataFrame(rows)
 
 
@@ -246,7 +255,7 @@ def preemption(points: pd.DataFrame) -> pd.DataFrame:
     lower = {f"{name}_lower": (name, "saving") for name in ("normalized_ms", "queueing")}
     first = points[points.policy == "vllm-v0"]
     beside = gained(points, first, ["profile", "rate", "seed"], lower)
-    return over_seeds(beside, ["profile", "rate", "policy"], [*lower, *SHOWN])
+    return over_seeds(beside, ["profile", "rate", "policy"], [*lower, *recorded(points, SHOWN)])
 
 
 # of a variant beside BROS: changes relative to BROS's own value, and differences of shares
@@ -261,7 +270,7 @@ def parts(points: pd.DataFrame) -> pd.DataFrame:
     changes |= {f"{name}_change": (name, "difference") for name in SHARES}
     whole = points[points.variant == "bros"]
     beside = gained(points, whole, ["profile", "rate", "seed"], changes)
-    return over_seeds(beside, ["profile", "rate", "variant"], [*changes, *SHOWN])
+    return over_seeds(beside, ["profile", "rate", "variant"], [*changes, *recorded(points, SHOWN)])
 
 
 def caches(points: pd.DataFrame) -> pd.DataFrame:
@@ -271,7 +280,9 @@ def caches(points: pd.DataFrame) -> pd.DataFrame:
         f"{name}_gain": with_bi[name] / np.maximum(points[name], 1e-9)
         for name in ("ttft_attainment", "tpot_attainment")
     }
-    return over_seeds(points.assign(**gains), ["profile", "cache"], [*gains, *SHOWN])
+    return over_seeds(
+        points.assign(**gains), ["profile", "cache"], [*gains, *recorded(points, SHOWN)]
+    )
 
 
 def short(profile: str) -> str:
