@@ -23,6 +23,7 @@ from rich.console import Console
 from twinserve.experiments.benchmark.measure import (
     BenchmarkError,
     ProcessFigures,
+    kept_bytecode,
     machine,
     one_core,
     run_command,
@@ -37,6 +38,9 @@ from twinserve.traces.download import cache_folder, find_local, search_folders
 from twinserve.traces.write import write_atomically
 
 REPLICAS = (1, 8)
+# What `simulate` may take of Dynamo's CPU time, by replicas, and of its memory.
+CPU_LIMITS = {1: 0.7, 8: 0.95}
+MEMORY_LIMIT = 0.5
 ENGINE = {
     "block_size": 64,
     "num_gpu_blocks": 16384,
@@ -69,8 +73,12 @@ def theirs(python: str, trace: Path, replicas: int) -> ProcessFigures:
 def measure(
     run: dict[str, Callable[[int], ProcessFigures]], repeats: int, progress: Callable[[str], None]
 ) -> list[dict]:
-    """Rows of figures, in turns: whoever comes later gets the same moments of a busy machine."""
+    """Rows of figures, in turns: both get the same moments of a busy machine. The first run of each
+    is not measured: it may have to compile its modules."""
     found = []
+    for name, command in run.items():
+        progress(f"{name}, before the measured runs")
+        command(REPLICAS[0])
     for replicas in REPLICAS:
         for repeat in range(repeats):
             for name, command in run.items():
@@ -81,18 +89,39 @@ def measure(
 
 
 def tables(rows: Sequence[dict]) -> list[Table]:
-    def cells(name: str, replicas: int) -> tuple[str, ...]:
+    """The figures; and ours over Dynamo's with the limits, where both were run."""
+
+    def of(name: str, replicas: int) -> tuple[list[float], float]:
         mine = [r for r in rows if (r["simulator"], r["replicas"]) == (name, replicas)]
-        cpu = sorted(row["cpu_s"] for row in mine)
-        peak = max(row["peak_rss_bytes"] for row in mine) / 1e6
+        return sorted(row["cpu_s"] for row in mine), max(row["peak_rss_bytes"] for row in mine)
+
+    def cells(name: str, replicas: int) -> tuple[str, ...]:
+        cpu, peak = of(name, replicas)
         seconds = (cpu[0], statistics.median(cpu), cpu[-1])
-        return (name, f"{replicas:,}", *(f"{s:.2f}" for s in seconds), f"{peak:,.0f}")
+        return (name, f"{replicas:,}", *(f"{s:.2f}" for s in seconds), f"{peak / 1e6:,.0f}")
 
     names = list(dict.fromkeys(row["simulator"] for row in rows))
     header = ("simulator", "replicas", "CPU min, s", "CPU median, s", "CPU max, s", "peak, MB")
     body = [cells(name, replicas) for replicas in REPLICAS for name in names]
     repeats = len(rows) // len(body)
-    return [Table(f"The whole Mooncake trace, in turns, runs: {repeats}", header, body)]
+    found = [Table(f"The whole Mooncake trace, in turns, runs: {repeats}", header, body)]
+    if len(names) > 1:
+        found.append(_limits({n: [of(name, n) for name in names] for n in REPLICAS}))
+    return found
+
+
+def _limits(found: dict[int, list[tuple[list[float], float]]]) -> Table:
+    """found: by replicas, CPU seconds (ascending) and peak bytes of ours and of theirs."""
+    body = []
+    for replicas, ((our_cpu, our_peak), (their_cpu, their_peak)) in found.items():
+        for what, ratio, limit in (
+            ("CPU min", our_cpu[0] / their_cpu[0], CPU_LIMITS[replicas]),
+            ("peak memory", our_peak / their_peak, MEMORY_LIMIT),
+        ):
+            kept = "yes" if ratio <= limit else "no"
+            body.append((what, f"{replicas:,}", f"{ratio:.2f}", f"{limit:.2f}", kept))
+    header = ("simulate over dynamo.replay", "replicas", "ratio", "limit", "kept")
+    return Table("Limits", header, body)
 
 
 def beside(
@@ -130,7 +159,7 @@ def beside(
         run["dynamo.replay"] = lambda n: theirs(dynamo, file, n)
     progress = Console(stderr=True, highlight=False)
     report: dict = {"machine": machine(), "trace": file.name}
-    with one_core() as core:
+    with one_core() as core, kept_bytecode():
         report["machine"]["core"] = core
         report["rows"] = measure(
             run, repeats, lambda text: progress.print(text, style="dim", soft_wrap=True)

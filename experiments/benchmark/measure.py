@@ -103,6 +103,25 @@ def one_core() -> Iterator[int | None]:
         os.sched_setaffinity(0, before)
 
 
+@contextlib.contextmanager
+def kept_bytecode() -> Iterator[None]:
+    """Children of this process keep the bytecode of their modules, as installed packages do: where
+    PYTHONDONTWRITEBYTECODE forbids that, it lies in a folder of its own. Else compiling modules is
+    up to half of a short command."""
+    name = "PYTHONDONTWRITEBYTECODE"
+    forbidden = os.environ.pop(name, None)
+    if forbidden is None:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PYTHONPYCACHEPREFIX"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["PYTHONPYCACHEPREFIX"]
+            os.environ[name] = forbidden
+
+
 def timed_run(config: SimulationConfig, at_once: bool = False) -> tuple[Inputs, RunResult]:
     """One policy's run in this process. at_once: all requests are submitted at time 0."""
     inputs = resolve(config)

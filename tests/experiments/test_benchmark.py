@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -206,7 +207,38 @@ def test_both_simulators_are_measured_on_the_same_trace(tmp_path, capsys):
         ("twinserve", 1), ("dynamo.replay", 1), ("twinserve", 8), ("dynamo.replay", 8)
     ]  # fmt: skip
     assert all(row["cpu_s"] > 0 < row["peak_rss_bytes"] for row in rows)
-    assert capsys.readouterr().out.count("| dynamo.replay |") == 2
+    printed = capsys.readouterr().out
+    assert printed.count("| dynamo.replay |") == 2 and printed.count("| peak memory |") == 2
+
+
+def test_limits_say_which_are_kept():
+    def row(name: str, replicas: int, cpu_s: float, peak: float) -> dict:
+        return {
+            "simulator": name, "replicas": replicas, "wall_s": 9.0, "cpu_s": cpu_s,
+            "peak_rss_bytes": peak,
+        }  # fmt: skip
+
+    ours = [row("twinserve", 1, s, 3e8) for s in (2.8, 2.1)] + [row("twinserve", 8, 4.0, 4e8)] * 2
+    theirs = [row("dynamo.replay", n, 3.0, 6e8) for n in (1, 1, 8, 8)]
+    figures, limits = beside.tables([*ours, *theirs])
+    assert figures.rows[0][2:] == ("2.10", "2.45", "2.80", "300")
+    assert limits.rows == [
+        ("CPU min", "1", "0.70", "0.70", "yes"),
+        ("peak memory", "1", "0.50", "0.50", "yes"),
+        ("CPU min", "8", "1.33", "0.95", "no"),
+        ("peak memory", "8", "0.67", "0.50", "no"),
+    ]
+    assert len(beside.tables(ours)) == 1  # nothing to compare with
+
+
+def test_measured_commands_keep_their_bytecode(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    with bench_measure.kept_bytecode():
+        assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+        assert Path(os.environ["PYTHONPYCACHEPREFIX"]).is_dir()
+    assert os.environ["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert "PYTHONPYCACHEPREFIX" not in os.environ
 
 
 def test_a_simulator_that_is_not_there_ends_as_one_line(tmp_path, capsys):
