@@ -168,7 +168,7 @@ class BrosFitPolicy(FitBestEffort):
         if self.options.fit_order == "savable":
             waiting = self.rt_waiting.open_first(step.view.now + lead, REACH)
         else:
-            waiting = self.rt_waiting.rows[:REACH]
+            waiting = self.rt_waiting.first(REACH)
         if not len(waiting) and not len(begun):
             return begun, np.zeros(0)
         rows, resident = np.concatenate([begun.rows, waiting]), np.zeros(len(waiting), np.int64)
@@ -283,8 +283,8 @@ class BrosFitPolicy(FitBestEffort):
     def _place_anyone(self, step: FitStep) -> None:
         """All rows wait for memory that others hold: as `bros` does."""
         requests = step.view.requests
-        real_time = np.concatenate([self.rt_pending.rows, self.rt_waiting.rows[:REACH]])
-        best_effort = np.concatenate([self.be_pending.rows, self.be_waiting.rows[:REACH]])
+        real_time = np.concatenate([self.rt_pending.rows, self.rt_waiting.first(REACH)])
+        best_effort = np.concatenate([self.be_pending.rows, self.be_waiting.first(REACH)])
         residual = self._residual(real_time, requests, step.view.now)
         batches = [
             self._chunks(rows, requests, step.ledger)

@@ -155,7 +155,7 @@ class FitBestEffort(BrosPolicy):
 
     # -- best-effort prompts -----------------------------------------------------------------------
     def _serve_best_effort_prompts(self, step: FitStep, begun: Rows, begun_rt: Rows) -> None:
-        waiting = self.be_waiting.rows[:REACH]
+        waiting = self.be_waiting.first(REACH)
         if not len(waiting) and not len(begun):
             return
         bound = min(step.bound, self._longest_step())
@@ -194,7 +194,7 @@ class FitBestEffort(BrosPolicy):
     def _aged(self, step: FitStep, theirs: Rows, begun: Rows) -> int | None:
         """The best-effort request that has waited longest for a token, if for too long."""
         requests = step.view.requests
-        rows = np.concatenate([theirs.rows, begun.rows, self.be_waiting.rows[:1]])
+        rows = np.concatenate([theirs.rows, begun.rows, self.be_waiting.first(1)])
         if not len(rows):
             return None
         since = self._waits_since(rows, requests)

@@ -71,7 +71,7 @@ class PlanInProgress:
 
     def keeps(self, rows: np.ndarray) -> np.ndarray:
         """bool[n]: which of `rows` have not been dropped in this step."""
-        return np.array([row not in self.dropped for row in rows.tolist()], bool)
+        return ~among(rows, np.fromiter(self.dropped, np.int64, len(self.dropped)))
 
 
 class Victims:

@@ -91,13 +91,13 @@ class BrosQueues(Policy[BrosOptions]):
         """int64[n]: the first real-time requests without memory, at most `reach`."""
         if self.options.order == "savable":
             return self.rt_waiting.open_first(now, reach)
-        return self.rt_waiting.rows[:reach]
+        return self.rt_waiting.first(reach)
 
     def _newcomers(self, view: SystemView, ledger: KvLedger, reach: int) -> np.ndarray:
         """int64[n]: best-effort requests without memory that this iteration may begin, at most
         `reach`. With `reserve` as many from the front as there is room for as a whole; the first in
         any case if no row has memory."""
-        rows = self.be_waiting.rows[:reach]
+        rows = self.be_waiting.first(reach)
         if not self.options.reserve or not len(rows):
             return rows
         requests, size = view.requests, ledger.block_tokens

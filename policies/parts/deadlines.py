@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 import numpy as np
 
@@ -61,36 +61,45 @@ class RowSet:
 
 class DeadlineQueue:
     """Rows in order of (deadline, row). A waiting request's deadline does not move, so the order
-    needs no upkeep."""
+    needs no upkeep. Lists: of a crowd thousands wait, and arrays would be copied at each change."""
 
     def __init__(self) -> None:
-        self.rows = np.zeros(0, np.int64)
-        self._deadline = np.zeros(0)  # seconds
+        self._rows: list[int] = []
+        self._deadlines: list[float] = []  # seconds
+        self._deadline_of: dict[int, float] = {}
+
+    def _place(self, row: int, deadline: float) -> int:
+        begin = bisect_left(self._deadlines, deadline)
+        return bisect_left(self._rows, row, begin, bisect_right(self._deadlines, deadline, begin))
 
     def add(self, row: int, deadline: float) -> None:
-        at = int(np.searchsorted(self._deadline, deadline, side="right"))
-        while at and self._deadline[at - 1] == deadline and self.rows[at - 1] > row:
-            at -= 1
-        # np.insert would do, but takes several times as long
-        self.rows = np.concatenate([self.rows[:at], [row], self.rows[at:]])
-        self._deadline = np.concatenate([self._deadline[:at], [deadline], self._deadline[at:]])
+        at = self._place(row, deadline)
+        self._rows.insert(at, row)
+        self._deadlines.insert(at, deadline)
+        self._deadline_of[row] = deadline
 
     def remove(self, row: int) -> None:
-        keep = self.rows != row
-        self.rows = self.rows[keep]
-        self._deadline = self._deadline[keep]
+        """Of a row that is not here nothing is removed."""
+        deadline = self._deadline_of.pop(row, None)
+        if deadline is not None:
+            at = self._place(row, deadline)
+            del self._rows[at], self._deadlines[at]
 
     @property
     def first_deadline(self) -> float:
         """Seconds; of the first row."""
-        return float(self._deadline[0])
+        return self._deadlines[0]
+
+    def first(self, n: int) -> np.ndarray:
+        """int64[n or fewer]: the first of them, however many there are behind."""
+        return np.array(self._rows[:n], np.int64)
 
     def open_first(self, now: float, count: int) -> np.ndarray:
         """int64[at most count]: rows whose deadline has not passed, in order, then those whose
         deadline has."""
-        at = int(self._deadline.searchsorted(now))
-        still_open = self.rows[at : at + count]
-        return np.concatenate([still_open, self.rows[: min(at, count - len(still_open))]])
+        at = bisect_left(self._deadlines, now)
+        still_open = self._rows[at : at + count]
+        return np.array(still_open + self._rows[: min(at, count - len(still_open))], np.int64)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._rows)

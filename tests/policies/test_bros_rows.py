@@ -49,6 +49,29 @@ def test_deadlines_that_have_passed_come_last():
     assert queue.open_first(2.5, 3).tolist() == [1, 3, 2]
 
 
+changes = st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0.5, 1.0, 2.0, np.inf])))
+
+
+@given(changes, st.sampled_from([0.0, 0.5, 1.5, 3.0]), st.integers(0, 12))
+def test_a_queue_of_deadlines_is_in_order(changes, now, count):
+    queue, here = DeadlineQueue(), {}
+    for row, deadline in changes:  # a row comes, or, if it is here, leaves
+        if row in here:
+            del here[row]
+            queue.remove(row)
+            queue.remove(row)  # of one that is not here nothing
+        else:
+            here[row] = deadline
+            queue.add(row, deadline)
+    order = sorted(here, key=lambda row: (here[row], row))
+    assert len(queue) == len(here) and queue.first(count).tolist() == order[:count]
+    late = [row for row in order if here[row] < now]
+    still_open = [row for row in order if here[row] >= now]
+    assert queue.open_first(now, count).tolist() == (still_open + late)[:count]
+    if here:
+        assert queue.first_deadline == here[order[0]]
+
+
 def test_victims_in_order():
     best_effort, urgency = np.array([2, 5, 9]), np.array([7, 1, 4, 3, 8])
     victims = Victims(best_effort, urgency, placed=np.array([3]), row=1)

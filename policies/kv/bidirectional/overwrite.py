@@ -101,7 +101,7 @@ class Overwriting:
             return True
         # Copies of what the device has lost stay. Rows without blocks, thousands in a crowd, need
         # all of theirs. Were these too many, all others would go for nothing.
-        rows = sorted(row for row in state.tables if row in state.host)
+        rows = sorted(state.tables.keys() & state.host.keys())
         spare = [
             state.on_host.held_by(row) - lost + fresh.get(row, 0)
             for row, lost in zip(rows, state.missing_tokens[rows].tolist(), strict=True)
