@@ -1,6 +1,6 @@
 """Whose estimator wins: Echo, BROS and LayerKV on the same loads, each with the form of its own
 paper, with the simulator's own step times and with one form for all:
-`twinserve study estimators`. docs/estimators.md has what came out.
+`twinserve study estimators`. docs/studies.md has what came out.
 
 The engine's step times are composed from kernel tables, so that every form of a paper errs.
 """
