@@ -77,11 +77,11 @@ def limit(folder: Path, model: Path, requests: int, say: Callable[[str], None]) 
         front_end=str(front) if front.exists() else "none",
     )
     best = plan.found.best
-    if best is None or best.closer is None or best.closer.bound is None:
+    if best is None or best.closer is None or best.closer.rate_of_one is None:
         raise SettingsError(f"the plan knows no rate that one replica keeps:\n{plan}")
     words = serve_arguments(best.candidate, 0, (TTFT_S, TPOT_S))
     port = words.index("--port")
-    share = best.closer.bound[1]
+    share = best.closer.rate_of_one
     return Limit(share * PEAK_RPS, workload, (*words[3:port], *words[port + 2 :]))
 
 

@@ -157,6 +157,7 @@ def plan(
         on_failure=on_failure,
         detection_s=detection,
         prefill_decode=prefill_decode,
+        prices=None if prices is None else os.fspath(prices),
     )
     table = load_prices(None if prices is None else Path(prices))
     with at_work(local(workers, WAVE)) as processes:

@@ -131,7 +131,8 @@ def sweep(
         failures = output.failures_frame(results, axes)
         table = output.seed_table(frame, axes) if len(frame) else frame
         if out is not None:
-            output.write_results(folder, frame, table, failures, output.about(runs))
+            about = output.about(runs, measured, error_bars)
+            output.write_results(folder, frame, table, failures, about)
     return Sweep(table, frame, failures, tuple(axes))
 
 

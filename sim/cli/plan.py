@@ -197,6 +197,7 @@ def plan(
         on_failure=on_failure,
         detection_s=detection,
         prefill_decode=prefill_decode,
+        prices=None if prices is None else str(prices),
     )
     table = load_prices(prices)
     file = None if out is None else resolved(out) / "plan.json"

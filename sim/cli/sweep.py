@@ -205,7 +205,8 @@ def _write(found: Sweep, out: Path, x: str | None, names: list[str]) -> None:
     frame = output.runs_frame(results, axes)
     failures = output.failures_frame(results, axes)
     table = output.seed_table(frame, axes) if len(frame) else frame
-    output.write_results(out, frame, table, failures, output.about(found.runs))
+    about = output.about(found.runs, found.options, found.error_bars)
+    output.write_results(out, frame, table, failures, about)
     if len(frame):
         output.print_seed_table(table, axes, names)
         output.print_notices(frame)

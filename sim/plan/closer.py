@@ -1,10 +1,8 @@
 """A closer look at the size that was chosen: other draws of the same peak, the size below it, what
-the error of the step times makes of it, and what a division by one replica's rate would have
-said."""
+the error of the step times makes of it, and the rate that one replica keeps."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,12 +94,11 @@ def farthest(size: Size, n: int) -> int:
     return min(FARTHEST * n, size.most)
 
 
-def by_division(size: Size, n: int) -> Trials:
-    """(ceil(rate / rate that one replica keeps), that rate as a share of the peak's), or None where
-    one replica keeps not even a small part of it. What a division says; no bound, as replicas that
-    share a burst may do with fewer."""
+def rate_of_one(size: Size, n: int) -> Trials:
+    """The rate that one replica keeps, as a share of the peak's, or None where it keeps not even a
+    small part of it. It says nothing of how many are enough: replicas share a burst."""
     if n == 1:
-        return 1, 1.0
+        return 1.0
     fails, keeps = 1.0, 0.0
     share = 1.0 / n
     for _ in range(_HALVINGS):
@@ -112,4 +109,4 @@ def by_division(size: Size, n: int) -> Trials:
         else:
             fails = share
             share = (keeps + fails) / 2 if keeps else share / 2
-    return None if not keeps else (math.ceil(1 / keeps - 1e-9), keeps)
+    return keeps or None

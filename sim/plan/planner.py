@@ -12,7 +12,7 @@ from twinserve.profiles.memory import EXACT
 from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.plan.apart import Apart, check_apart, smallest_split, splits
 from twinserve.sim.plan.candidates import GPUS, TP, Candidate, LeftOut, candidates, check_list
-from twinserve.sim.plan.closer import Sized, by_division, drawn, farthest, sized, surely, with_error
+from twinserve.sim.plan.closer import Sized, drawn, farthest, rate_of_one, sized, surely, with_error
 from twinserve.sim.plan.day import Day, plan_day
 from twinserve.sim.plan.peaks import Peak, Trouble, find_peak
 from twinserve.sim.plan.prices import Prices
@@ -45,6 +45,7 @@ class Question:
               requests, and when the router learns of it
     all_sizes no candidate is given up because another one of its policy is cheaper
     prefill_decode  beside each row prefill apart from decode is tried, too
+    prices    the file of prices that was given; for the record
     """
 
     model: str
@@ -66,6 +67,7 @@ class Question:
     on_failure: str = "error"
     detection_s: float = 0.0
     prefill_decode: bool = False
+    prices: str | None = None
 
     @property
     def trouble(self) -> Trouble | None:
@@ -115,8 +117,8 @@ class Closer:
     fast, slow  smallest numbers where steps take less, and longer, by what is expected of the
                 profile; None: not even `farthest` are enough
     errors      what is expected of it
-    bound       ceil(rate / rate that one replica keeps), and that rate as a share of the peak's;
-                None: one replica keeps next to nothing, or it is not the first row
+    rate_of_one the rate that one replica keeps, as a share of the peak's; None: next to nothing, or
+                it is not the first row
     draws       of the peak: one where lengths cannot be dealt anew
     farthest    most replicas that were tried with longer steps
     """
@@ -126,7 +128,7 @@ class Closer:
     fast: int | None
     slow: int | None
     errors: str
-    bound: tuple[int, float] | None
+    rate_of_one: float | None
     draws: int
     farthest: int
 
@@ -395,7 +397,7 @@ def _closer(
                 "slow": with_error(size, n, 1),
             }
             if not looks:  # the first row
-                searches["bound"] = by_division(size, n)
+                searches["rate_of_one"] = rate_of_one(size, n)
             if n > 1:
                 searches["below"] = drawn(size, objectives, n - 1, draws)
             looks[place] = searches
@@ -414,7 +416,7 @@ def _closer(
             fast=ends["fast"],
             slow=ends["slow"],
             errors=errors,
-            bound=ends.get("bound"),
+            rate_of_one=ends.get("rate_of_one"),
             draws=draws,
             farthest=farthest(size, row.at_least),
         )

@@ -146,8 +146,8 @@ def foot_lines(plan: Plan, prices: Prices) -> list[str]:
 
 
 def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
-    """Of the first row: sizes around it, errors, the bound, and how to start it. The columns have
-    the same of the others in short."""
+    """Of the first row: sizes around it, errors, the rate of one, and how to start it. The columns
+    have the same of the others in short."""
     n = best.replicas or 0
     lines = [f"first row, {named(best.candidate, plan)}:"]
     if closer.below is not None:
@@ -159,14 +159,10 @@ def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
         lines.append("  no size that was looked at meets the objectives beyond doubt; more --seeds")
     fast, slow = (_or_more(number, closer.farthest) for number in (closer.fast, closer.slow))
     lines.append(f"  step times off by what is expected ({closer.errors}): {fast} to {slow}")
-    if closer.bound is None:
+    if closer.rate_of_one is None:
         lines.append("  one replica keeps the objectives at no rate that was tried")
     else:
-        bound, share = closer.bound
-        lines.append(
-            f"  one replica keeps {share:.0%} of the peak's rate, which would make {bound} if load "
-            "could be divided"
-        )
+        lines.append(f"  one replica alone keeps {closer.rate_of_one:.0%} of the peak's rate")
     return [*lines, "  to start it:", *(f"    {line}" for line in commands(plan, best))]
 
 
@@ -361,6 +357,7 @@ def described(plan: Plan, prices: Prices) -> dict[str, Any]:
     """plan.json."""
     document = {
         "question": asdict(plan.question),
+        "asked": head_lines(plan),
         "objectives": [asdict(objective) for objective in plan.objectives],
         "peaks": [
             {
@@ -441,7 +438,6 @@ def _sized(sized: Sized) -> dict[str, Any]:
 
 
 def _closer(closer: Closer) -> dict[str, Any]:
-    bound, share = closer.bound or (None, None)
     return {
         "sizes": [_sized(one) for one in closer.sizes],
         "below": None if closer.below is None else _sized(closer.below),
@@ -450,8 +446,7 @@ def _closer(closer: Closer) -> dict[str, Any]:
         "steps_slow": closer.slow,
         "steps_farthest": closer.farthest,
         "step_time_errors": closer.errors,
-        "by_division": bound,
-        "rate_of_one_replica": share,
+        "rate_of_one_replica": closer.rate_of_one,
     }
 
 

@@ -86,11 +86,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if size >= 1e5 and size < 1e15 else f"{value:.6g}"
 
 
-def exact(value: float) -> str:
-    """All digits, as a command line takes them."""
-    return repr(value).removesuffix(".0")
-
-
 def thinned_steps(values: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
     """The cumulative distribution of float64[n]: (ascending values, share at or below each). Beyond
     `points` values every so many ranks are kept, the least and the largest too, so that a share is

@@ -3,16 +3,16 @@ held, and the command lines."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from twinserve.sim.report.chart import Chart, Curve, best, exact, front, number
+from twinserve.sim.report.chart import Chart, Curve, best, front, number
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
 from twinserve.sim.report.run_charts import pareto
 from twinserve.sim.results.checked import Shape, check_shape
+from twinserve.sim.results.command import command
 from twinserve.sim.results.files import ResultsError
 from twinserve.sim.results.versions import PLANS
 
@@ -92,6 +92,7 @@ SHAPE = Shape(
         "ranked_by": _TEXT,
     },
     known={
+        "asked": Shape("list", rest=_TEXT),
         "day": _DAY,
         "closer": _CLOSER,
         "warnings": Shape("list", rest=_TEXT),
@@ -102,6 +103,11 @@ SHAPE = Shape(
 )
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 _ANSWERS = ("meets", "undecided", "fails")
+# Fields of a question whose flag has another name.
+_FLAGS = {
+    **{"traces": "trace", "policies": "policy", "routers": "router", "draws": "seeds"},
+    **{"peak_s": "peak", "lead_s": "lead", "detection_s": "detection", "all_sizes": "all"},
+}
 
 
 def plan_part(found: Found) -> Part:
@@ -112,9 +118,10 @@ def plan_part(found: Found) -> Part:
     check_shape(document, SHAPE, file)
     rows = document["rows"]
     question = document["question"]
-    asked = f"{question['model']}: {question['slo']}; ranked by {document['ranked_by']}."
+    ranked = "dollars" if document["ranked_by"] == "usd" else "GPUs"
+    asked = [f"{question['model']}, ranked by {ranked}", *document.get("asked", [question["slo"]])]
     said = [*document.get("warnings", ()), *document.get("notices", ())]
-    blocks: list[Block] = [paragraph(asked), *map(note, said)]
+    blocks: list[Block] = [*map(paragraph, asked), *map(note, said)]
     blocks += [_table(rows), *(c for c in plan_charts(document) if c.curves)]
     blocks += [paragraph(one["line"]) for one in document.get("savings", ())]
     blocks += _around(rows)
@@ -334,33 +341,7 @@ def _day(day: Mapping | None) -> list[Block]:
 
 def again(question: Mapping) -> str:
     """The command that asks the question again, for a shell."""
-    words = ["twinserve", "plan", "--model", str(question["model"]), "--slo", str(question["slo"])]
-    for flag, name in (("trace", "traces"), ("policy", "policies"), ("router", "routers")):
-        for value in _list(question.get(name)):
-            words += [f"--{flag}", str(value)]
-    for flag, name in (("gpus", "gpus"), ("tp", "tp")):
-        given = ",".join(map(str, _list(question.get(name))))
-        words += [f"--{flag}", given] if given else []
-    for flag, name in (
-        ("grow", "grow"),
-        ("peak", "peak_s"),
-        ("lead", "lead_s"),
-        ("seeds", "draws"),
-        ("most-gpus", "most_gpus"),
-        ("pool", "pool"),
-    ):
-        value = question.get(name)
-        if isinstance(value, (int, float)):
-            words += [f"--{flag}", exact(value)]
-    settings = question.get("settings")
-    for name, value in (settings if isinstance(settings, Mapping) else {}).items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            words += [f"--{flag}", str(value)]
-    return shlex.join(words + ["--all"] * (question.get("all_sizes") is True))
-
-
-def _list(value: object) -> list:
-    return value if isinstance(value, list) else []
+    settings = {_FLAGS.get(name, name): value for name, value in question.items()}
+    engine = settings.pop("settings", None)
+    settings |= engine if isinstance(engine, Mapping) else {}
+    return command("twinserve plan", settings, joined=("gpus", "tp"))

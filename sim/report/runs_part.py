@@ -4,11 +4,10 @@ and how to run each again."""
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from twinserve.sim.report.chart import exact, plain
+from twinserve.sim.report.chart import plain
 from twinserve.sim.report.page import (
     Block,
     Html,
@@ -33,8 +32,10 @@ from twinserve.sim.report.table import (
     table_rows,
     warmup_line,
 )
+from twinserve.sim.results.command import command
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.files import plain as plain_values
+from twinserve.sim.results.options import measured_again
 
 _NOISY = 0.1  # of a live run's time, disturbed by others: said above this
 _OF_A_REPLICA = (
@@ -203,7 +204,7 @@ def _flatten(value: object, prefix: str = "") -> dict[str, str]:
 
 
 def _again(runs: Sequence[Seen]) -> list[Html]:
-    said = [again(run.folder, run.config) for run in runs]
+    said = [again(run.folder, run.config, run.summary) for run in runs]
     traces = [_trace(run) for run in runs]
     return [
         paragraph("The same settings, seed and versions give the same numbers."),
@@ -212,24 +213,13 @@ def _again(runs: Sequence[Seen]) -> list[Html]:
     ]
 
 
-def again(folder: Path, config: Mapping) -> str:
+def again(folder: Path, config: Mapping, summary: Mapping) -> str:
     """The command that runs it again, for a shell."""
-    words = ["simulate", "--config", plain(folder / "run.json")]
-    asked = config.get("metrics")
-    asked = asked if isinstance(asked, Mapping) else {}
-    goodput, warmup = asked.get("goodput_ms"), asked.get("warmup")
-    if isinstance(goodput, Mapping) and goodput:
-        words += ["--goodput", ",".join(f"{name}:{value}" for name, value in goodput.items())]
-    if isinstance(warmup, Mapping):
-        for unit, name in (("", "requests"), ("s", "seconds")):
-            if isinstance(warmup.get(name), int | float):
-                words += ["--warmup", f"{exact(warmup[name])}{unit}"]
-    if isinstance(asked.get("every_s"), int | float):
-        words += ["--metrics-every", exact(asked["every_s"])]
-    if asked.get("percentiles") and isinstance(asked["percentiles"], list):
-        words += ["--percentiles", ",".join(map(str, asked["percentiles"]))]
-    words += ["--error-bars"] * bool(config.get("error_bars"))
-    return shlex.join([*words, "--out", "again"])
+    asked = measured_again(config.get("metrics"))
+    spare = "beside" in (summary.get("failures") or {})
+    bars = bool(config.get("error_bars"))
+    further = {"error_bars": bars, "spare": spare, "out": "again"}
+    return command("simulate", {"config": plain(folder / "run.json"), **asked, **further})
 
 
 def _trace(run: Seen) -> str:

@@ -4,7 +4,6 @@ attainment over load, the front, what failed, and how to run it again."""
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,12 +16,21 @@ from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.page import Block, Html, Part, folded, listing, note, paragraph, table
 from twinserve.sim.report.run_charts import pareto
 from twinserve.sim.results.checked import Shape
+from twinserve.sim.results.command import command
 from twinserve.sim.results.files import ResultsError, dump_json
+from twinserve.sim.results.options import measured_again
 
 _SHAPE = Shape(
     "object",
     needed={"common": Shape("object"), "seeds": Shape("list", rest=Shape("number"))},
-    known={"runs": Shape("number"), "versions": Shape("object")},
+    known={
+        "runs": Shape("number"),
+        "versions": Shape("object"),
+        "seeds_of_each": Shape("number"),
+        "given": Shape("object"),
+        "combinations": Shape("list", rest=Shape("object")),
+        "metrics": Shape("object"),
+    },
 )
 _TOKENS = "total_token_throughput"
 # In the summary's order: name, title, unit, whether it is a share.
@@ -63,7 +71,7 @@ def sweep_part(found: Found) -> Part:
         rows = failures.astype(object).where(failures.notna(), "").values.tolist()
         blocks.append(note(f"{len(failures)} runs failed."))
         blocks.append(folded("failed runs", [table(list(failures.columns), rows)]))
-    blocks += _again(document, means, seeds)
+    blocks += _again(document)
     return Part(f"Sweep {found.label}", tuple(blocks))
 
 
@@ -225,27 +233,17 @@ def _front(means: pd.DataFrame, whole: Sequence[str]) -> Iterator[Chart]:
     )
 
 
-def _again(document: Mapping, means: pd.DataFrame | None, seeds: Sequence[int]) -> list[Html]:
+def _again(document: Mapping) -> list[Html]:
     """The combinations as a file for --params, and the command."""
-    common = {k: _setting(k, v) for k, v in document["common"].items() if v is not None}
-    if means is None:
-        return [folded("settings of all runs", [listing(dump_json(common))])]
-    axes = list(means.columns[: means.columns.get_loc("seeds")])
-    entries = []
-    for row in means[axes].astype(object).to_dict("records"):
-        given = {k: v for k, v in row.items() if not (isinstance(v, float) and np.isnan(v))}
-        name = {"_benchmark_name": given.pop("name")} if "name" in given else {}
-        entries.append({**name, **common, **given})
-    command = ["twinserve", "sweep", "--params", "combinations.json", "--seeds", str(len(seeds))]
-    command += ["--seed", str(min(seeds))] if seeds and min(seeds) else []
+    combinations = document.get("combinations")
+    if not combinations:  # of an earlier version
+        return [folded("settings of all runs", [listing(dump_json(document["common"]))])]
+    asked = measured_again(document.get("metrics"))
+    settings = {**document.get("given", {}), "params": "combinations.json"}
+    settings |= {"seeds": document.get("seeds_of_each"), **asked}
+    settings |= {"error_bars": document.get("error_bars") is True, "out": "again"}
     return [
         paragraph("To run it again, with the combinations below in combinations.json:"),
-        listing(shlex.join([*command, "--out", "again"])),
-        folded("combinations.json", [listing(json.dumps(entries, indent=2, default=str))]),
+        listing(command("twinserve sweep", settings)),
+        folded("combinations.json", [listing(json.dumps(combinations, indent=2))]),
     ]
-
-
-def _setting(name: str, value: object) -> object:
-    if name == "policy" and isinstance(value, list) and len(value) == 1:
-        return value[0]
-    return value

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
+from twinserve.sim.results.command import exact
+
 
 @dataclass(frozen=True)
 class Warmup:
@@ -98,6 +100,24 @@ def read_options(run: Mapping) -> MetricsOptions:
         percentiles=tuple(said.get("percentiles", ())),
         objectives=tuple(Objective(**objective) for objective in said.get("objectives", ())),
     )
+
+
+def measured_again(said: object) -> dict[str, object]:
+    """The flags that ask for these metrics again, by name. said: `metrics` of run.json or of
+    sweep.json; anything else gives none."""
+    asked = said if isinstance(said, Mapping) else {}
+    goodput, warmup = asked.get("goodput_ms"), asked.get("warmup")
+    flags: dict[str, object] = {}
+    if isinstance(goodput, Mapping) and goodput:
+        flags["goodput"] = ",".join(f"{name}:{exact(value)}" for name, value in goodput.items())
+    if isinstance(warmup, Mapping):
+        requests, seconds = warmup.get("requests"), warmup.get("seconds")
+        flags["warmup"] = f"{requests}" if seconds is None else f"{exact(seconds)}s"
+    flags["metrics_every"] = asked.get("every_s")
+    percentiles = asked.get("percentiles")
+    if isinstance(percentiles, list) and percentiles:
+        flags["percentiles"] = ",".join(map(exact, percentiles))
+    return flags
 
 
 def percentile_name(percentile: float) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from rich.table import Table
 
 from twinserve.errors import worded
 from twinserve.sim.results.files import dump_json
-from twinserve.sim.sweep.combinations import Run, text_of
+from twinserve.sim.results.options import MetricsOptions
+from twinserve.sim.sweep.combinations import NAME, Run, text_of
 from twinserve.sim.sweep.one import HIGH, LOW, NOTICES
 from twinserve.sim.sweep.points import KEPT, Kept
 from twinserve.sim.sweep.statistics import over_seeds, shown
@@ -135,8 +137,8 @@ def write_results(
     write_atomically(out / "sweep.json", dump_json(about).encode())
 
 
-def about(runs: Sequence[Run]) -> dict:
-    """sweep.json: the settings that are the same in all runs."""
+def about(runs: Sequence[Run], options: MetricsOptions, error_bars: bool) -> dict:
+    """sweep.json: the settings that are the same in all runs, and all that asks for them again."""
     first = runs[0].config.model_dump(mode="json")
     others = [run.config.model_dump(mode="json") for run in runs[1:]]
     common = {
@@ -144,12 +146,28 @@ def about(runs: Sequence[Run]) -> dict:
         for name, value in first.items()
         if name != "seed" and all(other[name] == value for other in others)
     }
+    axes = axes_of(runs)
+    own = runs[0].config.model_dump(mode="json", exclude_defaults=True)
+    given = {name: value for name, value in own.items() if name not in (*axes, "seed")}
+    firsts = [next(found) for _, found in groupby(runs, key=lambda run: run.where)]
     return {
         "runs": len(runs),
         "seeds": sorted({run.config.seed for run in runs}),
+        "seeds_of_each": len(runs) // len(firsts),
+        "given": given,
+        "combinations": [_entry(run, axes) for run in firsts],
+        "metrics": options.described(),
+        "error_bars": error_bars,
         "common": common,
         "versions": {name: version(name) for name in ("twinserve", "numpy", "pandas")},
     }
+
+
+def _entry(run: Run, axes: Sequence[str]) -> dict[str, Any]:
+    """A combination as a file of --params has it, with the first of its seeds."""
+    found = {NAME if n == "name" else n: getattr(run.config, n, run.axes.get(n)) for n in axes}
+    found |= {"policy": run.config.policy[0]} if "policy" in axes else {}
+    return {**found, "seed": run.config.seed}
 
 
 def print_notices(frame: pd.DataFrame, console=None) -> None:

@@ -46,8 +46,8 @@ class Sweep:
     ) -> None:
         if error_bars and any(run.config.fleet is not None for run in runs):
             raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
-        self._options = options
-        self._error_bars = error_bars
+        self.options = options
+        self.error_bars = error_bars
         self.runs = runs
         self.out = out
         self._sources = sources_digest(one_run)
@@ -87,8 +87,8 @@ class Sweep:
             digest: (
                 run.config.model_dump(mode="json"),
                 self._sources,
-                self._options,
-                self._error_bars,
+                self.options,
+                self.error_bars,
             )
             for run, digest in zip(self.runs, self._digests, strict=True)
             if digest not in self.kept

@@ -19,8 +19,6 @@ from twinserve.sim.report import page as pages
 from twinserve.sim.report.axes import draw_cdf, over_time, span
 from twinserve.sim.report.chart import number
 from twinserve.sim.report.html import write_report
-from twinserve.sim.report.plan_part import again as plan_again
-from twinserve.sim.report.runs_part import again
 from twinserve.sim.results.files import ResultsError, RunResult, read_run, write_run
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.options import MetricsOptions, Objective
@@ -106,19 +104,6 @@ def test_how_to_run_each_again_is_said_and_can_be_typed(page, runs):
     text = page.read_text()
     assert f"simulate --config {runs}/run-2/run.json --metrics-every 1 --out again" in text
     assert "&lt;rt&gt; &amp; first/run.json&#x27;" in text  # quoted for a shell
-
-
-def test_a_command_that_runs_it_again_asks_for_the_same():
-    """All digits, and none as a power of ten, which not every flag takes."""
-    warmup = {"requests": 10_000_000, "seconds": None}
-    asked = {"goodput_ms": {"ttft": 500.0}, "warmup": warmup, "every_s": 1234.5678}
-    assert again(Path("r"), {"metrics": asked, "error_bars": {"decode": {}}}) == (
-        "simulate --config r/run.json --goodput ttft:500.0 --warmup 10000000 "
-        "--metrics-every 1234.5678 --error-bars --out again"
-    )
-    assert plan_again({"model": "m", "slo": "s", "grow": 1.23456789, "pool": 1_000_000}) == (
-        "twinserve plan --model m --slo s --grow 1.23456789 --pool 1000000"
-    )
 
 
 @pytest.mark.slow

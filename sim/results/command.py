@@ -1,0 +1,48 @@
+"""A command line that asks a question again, printed from the question's settings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+import numpy as np
+
+# Settings that are switched off by a flag of their own. Any other one that is off has no flag.
+SWITCHES = ("async_scheduling", "prefix_caching", "pcie_contention")
+# Settings whose values follow one flag.
+TUPLES = ("window",)
+
+
+def command(verb: str, settings: Mapping[str, object], joined: tuple[str, ...] = ()) -> str:
+    """`verb` with a flag for each of `settings`, by the flag's name with `_` for `-`; for a shell.
+
+    settings  None, an empty list and False give no flag (of SWITCHES: `--no-NAME`); a list gives
+              its flag once for each value, or once for all of them if it is in `joined`
+    """
+    words = verb.split()
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words += [flag] if value else [f"--no-{flag[2:]}"] * (name in SWITCHES)
+        elif isinstance(value, list | tuple) and name in TUPLES:
+            words += [flag, *map(_text, value)]
+        elif isinstance(value, list | tuple):
+            texts = [",".join(map(_text, value))] if name in joined and value else map(_text, value)
+            for text in texts:
+                words += _given(flag, text)
+        elif value is not None:
+            words += _given(flag, _text(value))
+    return shlex.join(words)
+
+
+def _given(flag: str, text: str) -> list[str]:
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+
+
+def _text(value: object) -> str:
+    return exact(value) if isinstance(value, float) else str(value)
+
+
+def exact(value: float) -> str:
+    """All digits of a number, and none as a power of ten, which not every flag takes."""
+    return np.format_float_positional(value, trim="-")
