@@ -47,6 +47,14 @@ def commands() -> list[str]:
     return found
 
 
+def test_every_kept_table_of_a_study_of_no_paper_is_on_its_page(made):
+    pages = {page: text for page, text in made.items() if page.startswith("results/")}
+    assert len(pages) > 4
+    for page, text in pages.items():
+        kept = list((ROOT / "docs" / page).parent.glob("*/table.csv"))
+        assert len(re.findall("^## ", text, re.M)) == len(kept) > 0, page
+
+
 def test_verbs_of_verbs_are_found():
     assert {name.split()[0] for name in commands() if " " in name} == set(GROUPS)
 

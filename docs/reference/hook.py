@@ -4,6 +4,7 @@ of them is stored, so none can be stale; tests/test_reference.py says what they 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,22 @@ def pages() -> dict[str, str]:
         "reference/files.md": files.page(),
         "reference/python.md": python.page(python.USERS),
         "reference/contracts.md": python.page(python.CONTRACTS),
+        **tables(),
     }
+
+
+def tables() -> dict[str, str]:
+    """All tables of each study that is of no paper, from the CSV files that it keeps."""
+    from twinserve.experiments.study.command import STUDIES
+    from twinserve.experiments.study.study import Study
+
+    found = {}
+    for folder in sorted((ROOT / "docs" / "results").iterdir()):
+        if folder.name in STUDIES:
+            study = import_module(f"twinserve.experiments.{folder.name}.main").STUDY
+            if isinstance(study, Study) and not study.paper:
+                found[f"results/{folder.name}/{study.report}"] = study.tables(folder)
+    return found
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -89,11 +89,6 @@ def test_a_table_comes_from_the_runs_beside_it(name):
         assert figure.text(table) == (folder / TEXT_FILE).read_text()
 
 
-def test_the_page_of_all_systems_is_the_one_of_its_figures():
-    folder = RESULTS / SYSTEMS.system
-    assert (folder / SYSTEMS.report).read_text() == SYSTEMS.tables(folder)
-
-
 def test_every_figure_of_all_systems_is_whole_and_the_page_names_it():
     folder = RESULTS / SYSTEMS.system
     names = {figure.name for figure in SYSTEMS.figures}
