@@ -48,9 +48,9 @@ def commands() -> list[str]:
 
 
 def test_every_kept_table_of_a_study_of_no_paper_is_on_its_page(made):
-    pages = {page: text for page, text in made.items() if page.startswith("results/")}
-    assert len(pages) > 4
-    for page, text in pages.items():
+    found = {page: text for page, text in made.items() if page.startswith("results/")}
+    assert len(found) > 4
+    for page, text in found.items():
         kept = list((ROOT / "docs" / page).parent.glob("*/table.csv"))
         assert len(re.findall("^## ", text, re.M)) == len(kept) > 0, page
 
