@@ -1,265 +1,335 @@
-"""The speed of the simulator: `python -m twinserve.experiments.benchmark`.
+"""The speed of the simulator: `twinserve study benchmark`.
 
-Whole commands as a user starts them, pages of help and large fleets among them, speed inside a run,
-how it grows with the number of requests and with the length of the queue, and what the fast path
-over runs of decode steps gains.
-docs/benchmark.md says how to read it.
+Whole commands as a user starts them, speed inside a run, how both grow, and what the fast path over
+runs of decode steps gains. A seed is a repeat: of measured times the tables have medians. Beside
+them stand the whole trace under Dynamo's simulator (ai-dynamo 1.4.2), if TWINSERVE_DYNAMO names the
+interpreter of an environment that has it. docs/benchmark.md says how to read the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import cyclopts
 import numpy as np
-from cyclopts import Parameter
-from rich.console import Console
+import pandas as pd
 
 from twinserve.experiments.benchmark.measure import (
     BenchmarkError,
+    alone,
     machine,
-    one_core,
-    run_command,
+    run_process,
     same_results,
+    simulate_command,
     timed_run,
 )
-from twinserve.experiments.benchmark.tables import markdown_tables, rich_tables
-from twinserve.experiments.study.output import check_target
-from twinserve.sim.cli.main import run_app
-from twinserve.sim.results.files import dump_json
-from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.traces.write import write_atomically
+from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.tables import MEDIANS, Medians
+from twinserve.policies.registry import policy_names
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.sweep.grid import Point
+from twinserve.traces.catalog import resolve
+from twinserve.traces.download import cache_folder, find_local, search_folders
 
 POLICIES = ("vllm", "bros")
-FLEET_PROFILE = "llama-3.1-8b@h100"  # 27,570 KV blocks a replica
-PAGES = ("--version", "--help")  # of `simulate`
-LOAD = 0.65  # share of the estimated capacity, where a load is set
-Say = Callable[[str], None]
+H100 = "llama-3.1-8b@h100"  # 27,570 KV blocks a replica
+# what `simulate` may take of Dynamo's CPU time, and of its memory, by replicas
+CPU_LIMITS, MEMORY_LIMITS = {1: 0.7, 8: 0.95}, {1: 0.5, 8: 0.5}
+LIMIT_S = 3600  # of CPU time: a command that takes longer has no figures
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much is measured. Requests, except where named otherwise.
-
-    whole        of the trace in the whole-process runs; None: all of them
-    repeats      of each whole-process run
-    pages        times that each page of help is asked for
-    pool         best-effort pool of the hybrid run, requests a batch
-    growth       lengths of the generated request lists
-    queues       requests submitted at once
-    paths        of the trace, for the fast path against the exact one
-    fleet        replicas of the large fleet, which serves 40 requests of the trace
-    """
-
-    whole: int | None = None
-    repeats: int = 3
-    pages: int = 20
-    pool: int = 16
-    growth: tuple[int, ...] = (1_000, 3_000, 10_000, 30_000, 100_000)
-    queues: tuple[int, ...] = (10, 100, 1_000, 10_000)
-    paths: int = 1_000
-    fleet: int = 4_000
+# -- what is measured ------------------------------------------------------------------------------
+def where(seed: int) -> dict[str, Any]:
+    """This machine, as a row."""
+    found = machine()
+    return found | {"versions": " ".join(f"{k} {v}" for k, v in found["versions"].items())}
 
 
-QUICK = Sizes(whole=40, repeats=1, pages=2, growth=(20, 60), queues=(5, 20), paths=30, fleet=20)
+@alone
+def whole(seed: int, **settings: Any) -> dict[str, float]:
+    """`simulate` from its start to its exit. settings: its options; with `json` also what it had to
+    do: steps of all replicas, and stays, how often a request got memory (once, and once more after
+    each preemption)."""
+    found, printed = run_process([*simulate_command(), *_flags(settings)], limit_s=LIMIT_S)
+    if not settings.get("json"):
+        return found
+    if not printed:
+        return found | {"steps": np.nan, "stays": np.nan}
+    summary = json.loads(printed)
+    preempted = sum(summary["kv"]["preemptions"].values())
+    stays = sum(each["completed"] for each in summary["classes"].values()) + preempted
+    return found | {"steps": float(summary["scheduler"]["steps"]), "stays": float(stays)}
 
 
-def measure(sizes: Sizes, offline: bool = False, say: Say = lambda text: None) -> dict:
-    """All measurements as plain values for JSON, units in names. `say`: progress, a line each."""
-    with one_core() as core:
-        runs = (
-            _on_trace("vllm", sizes.whole, offline),
-            _on_trace("bros", sizes.whole, offline, sizes.pool),
-        )
-        inputs, _ = timed_run(_on_trace("vllm", 20, offline))  # also warms up imports and caches
-        origin = inputs.workload.provenance
-        return {
-            "machine": {**machine(), "core": core},
-            "scheduling": _scheduling(SimulationConfig()),
-            "trace": {
-                "name": origin.name,
-                "source": "embedded replica" if origin.replica else "original",
-                "sha256": origin.sha256,
-            },
-            "sizes": asdict(sizes),
-            "pages": [_page(arguments, sizes.pages, say) for arguments in PAGES],
-            "process": [_process(run, sizes.repeats, say) for run in runs],
-            "fleets": [
-                _fleet(policy, replicas, requests, offline, say)
-                for policy in POLICIES
-                for replicas, requests in ((sizes.fleet, 40), (8, sizes.whole))
-            ],
-            "speed": [_speed(run, say) for run in runs],
-            "growth": [_growth(policy, n, say) for policy in POLICIES for n in sizes.growth],
-            "queue": [_queue(policy, n, say) for policy in POLICIES for n in sizes.queues],
-            "paths": [_paths(_on_trace(policy, sizes.paths, offline), say) for policy in POLICIES],
-        }
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+    given = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
+    return [
+        name if value is True else f"{name}={value}"
+        for name, value in given.items()
+        if value is not None and value is not False
+    ]
 
 
-def _scheduling(config: SimulationConfig) -> str:
-    """The mode of the engine that all of this simulates: the default one."""
-    return "asynchronous" if config.async_scheduling else "synchronous"
-
-
-def _on_trace(policy: str, requests: int | None, offline: bool, pool: int = 0) -> SimulationConfig:
-    return SimulationConfig(
-        policy=(policy,), trace="mooncake", requests=requests, offline=offline, pool=pool
-    )
-
-
-def _flags(config: SimulationConfig) -> list[str]:
-    """The command line that means `config`."""
-    flags = ["--policy", config.policy[0], "--trace", config.trace]
-    if config.requests is not None:
-        flags += ["--requests", str(config.requests)]
-    if config.pool:
-        flags += ["--pool", str(config.pool)]
-    if config.replicas > 1:
-        flags += ["--profile", config.profile, "--replicas", str(config.replicas)]
-    return flags + (["--offline"] if config.offline else [])
-
-
-def _process(config: SimulationConfig, repeats: int, say: Say) -> dict:
-    """(1) The whole command, from interpreter start to exit."""
-    flags = _flags(config)
-    command = "simulate " + " ".join(flags)
-    say(f"{command} ({repeats} times)")
-    return {"command": command} | _spread([*flags, "--quiet"], repeats)
-
-
-def _page(argument: str, repeats: int, say: Say) -> dict:
-    """(7) A command that simulates nothing: what a user waits for its start alone."""
-    say(f"simulate {argument} ({repeats} times)")
-    return {"command": f"simulate {argument}"} | _spread([argument], repeats)
-
-
-def _spread(arguments: list[str], repeats: int) -> dict:
-    runs = [asdict(run_command(arguments)) for _ in range(repeats)]
-    return {"runs": runs} | {
-        name: {
-            "min": min(run[name] for run in runs),
-            "median": float(np.median([run[name] for run in runs])),
-            "max": max(run[name] for run in runs),
-        }
-        for name in runs[0]
-    }
-
-
-def _fleet(policy: str, replicas: int, requests: int | None, offline: bool, say: Say) -> dict:
-    """(6) The whole command with many replicas: what they keep should be what they hold."""
-    config = _on_trace(policy, requests, offline).model_copy(
-        update={"profile": FLEET_PROFILE, "replicas": replicas}
-    )
-    say(f"simulate {' '.join(_flags(config))}")
-    figures = run_command([*_flags(config), "--quiet"])
-    return {"policy": policy, "replicas": replicas, "requests": requests, **asdict(figures)}
-
-
-def _timed(config: SimulationConfig, at_once: bool = False) -> dict:
-    """One run's own timings; see docs/metrics.md for timing.json."""
-    result = timed_run(config, at_once)[1]
-    timing = result.timing
+@alone
+def inside(seed: int, policy: str, at_once: bool = False, **settings: Any) -> dict[str, float]:
+    """A run's own timings (timing.json, docs/metrics.md). at_once: all requests arrive at 0."""
+    _, result = timed_run(SimulationConfig(policy=(policy,), **settings), at_once)
+    timing, count = result.timing, len(result.rows.requests)
+    seconds = timing["wall_s"] + timing["metrics_s"]
     return {
-        "policy": config.policy[0],
-        "requests": len(result.rows.requests),
+        "done": count,
         "steps": len(result.rows.steps),
-        **{
-            name: timing[name]
-            for name in ("wall_s", "metrics_s", "decisions", "decision_mean_s", "decision_p99_s")
-        },
+        "wall_s": seconds,
+        "request_us": 1e6 * seconds / count,
         "steps_per_s": timing["simulated_steps_per_s"],
-        "requests_per_s": timing["requests_per_s"],
-        "simulated_s_per_s": result.summary["duration"] / timing["wall_s"],
+        "decisions": timing["decisions"],
+        "decision_us": 1e6 * timing["decision_mean_s"],
+        "decision_p99_us": 1e6 * timing["decision_p99_s"],
     }
 
 
-def _speed(config: SimulationConfig, say: Say) -> dict:
-    """(2) Inside the same runs: steps and requests a second, time of a decision."""
-    say(f"{' '.join(_flags(config))}: speed inside")
-    return _timed(config)
-
-
-def _growth(policy: str, requests: int, say: Say) -> dict:
-    """(3) Generated requests at a fixed load: time should grow with their number and no faster."""
-    say(f"{policy}: {requests:,} generated requests")
-    found = _timed(
-        SimulationConfig(policy=(policy,), trace="sharegpt", requests=requests, load=LOAD)
-    )
-    return {**found, "wall_per_request_s": (found["wall_s"] + found["metrics_s"]) / requests}
-
-
-def _queue(policy: str, requests: int, say: Say) -> dict:
-    """(4) All requests at once: a decision should not look at the whole queue."""
-    say(f"{policy}: {requests:,} requests at once")
-    return _timed(
-        SimulationConfig(policy=(policy,), trace="sharegpt", requests=requests, load=LOAD),
-        at_once=True,
-    )
-
-
-def _paths(config: SimulationConfig, say: Say) -> dict:
-    """(5) Runs of identical decode steps executed at once, against every step planned by itself."""
-    say(f"{' '.join(_flags(config))}: fast path against exact path")
+@alone
+def both_paths(seed: int, policy: str, **settings: Any) -> dict[str, float]:
+    """Runs of identical decode steps executed at once, against every step planned by itself."""
+    config = SimulationConfig(policy=(policy,), **settings)
     _, fast = timed_run(config)
     _, exact = timed_run(config.model_copy(update={"exact": True}))
     if not same_results(fast, exact):
-        raise BenchmarkError(
-            f"policy {config.policy[0]}: the fast path and the exact path gave different results"
-        )
-    return {
-        "policy": config.policy[0],
-        "requests": config.requests,
-        "steps": len(fast.rows.steps),
-        "fast_s": fast.timing["wall_s"],
-        "exact_s": exact.timing["wall_s"],
-        "ratio": exact.timing["wall_s"] / fast.timing["wall_s"],
-    }
+        raise BenchmarkError(f"policy {policy}: the fast path and --exact gave different results")
+    fast_s, exact_s = fast.timing["wall_s"], exact.timing["wall_s"]
+    steps = len(fast.rows.steps)
+    return {"steps": steps, "fast_s": fast_s, "exact_s": exact_s, "ratio": exact_s / fast_s}
 
 
-def benchmark(
-    *,
-    quick: Annotated[bool, Parameter(negative="")] = False,
-    out: Path | None = None,
-    markdown: Annotated[bool, Parameter(negative="")] = False,
-    offline: Annotated[bool, Parameter(negative="")] = False,
-    repeats: int | None = None,
-) -> None:
-    """Measure how fast the simulator is on this machine.
+@alone
+def dynamo(seed: int, python: str, replicas: int, requests: int | None) -> dict[str, float]:
+    """`python -m dynamo.replay` of the whole trace, or its first requests. It writes a report into
+    the folder that it runs in."""
+    file = find_local(resolve("mooncake"), search_folders(), cache_folder())
+    if file is None:
+        raise BenchmarkError("the Mooncake trace is not here: `twinserve trace fetch mooncake`")
+    engine = {"block_size": 64, "num_gpu_blocks": 16384}
+    engine |= {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        trace.write_text("".join(lines[:requests]), encoding="utf-8")
+        command = [
+            python, "-m", "dynamo.replay", str(trace), "--replay-mode=offline",
+            "--router-mode=round_robin", "--trace-block-size=512", f"--num-workers={replicas}",
+            f"--extra-engine-args={json.dumps(engine)}",
+        ]  # fmt: skip
+        return run_process(command, Path(folder))[0]
 
-    Parameters
-    ----------
-    quick: bool
-        Tiny sizes: whether it works, not how fast it is.
-    out: Path
-        Write all figures as JSON.
-    markdown: bool
-        Print the tables as Markdown.
-    offline: bool
-        Never download the trace: a local copy, or its embedded replica.
-    repeats: int
-        Runs of each whole command. [default: 3]
+
+def compared(seed: int, simulator: str, **settings: Any) -> dict[str, float]:
+    """A row of the figure `dynamo`. Both route round robin and have the same KV memory, seats and
+    token budget; step times are each one's own."""
+    python, few = os.environ.get("TWINSERVE_DYNAMO"), settings.get("requests")
+    found: dict[str, float] = {}
+    for _ in range(1 if seed else 2):  # the first one of all may have to compile its modules
+        if simulator == "twinserve":
+            found = whole(seed, **settings)
+        else:
+            found = dynamo(seed, str(python), settings["replicas"], few)
+    return found
+
+
+def with_limits(points: pd.DataFrame) -> pd.DataFrame:
+    """Medians, and our least CPU time and largest memory over those of Dynamo, with the limits."""
+    found = Medians(("simulator", "replicas"), ("cpu_s", "peak_mb"))(points)
+    theirs = found[found.simulator == "dynamo.replay"].set_index("replicas")
+    mine = found.simulator == "twinserve"
+    for name, column, limits in (
+        ("cpu", "cpu_s_least", CPU_LIMITS),
+        ("peak", "peak_mb_most", MEMORY_LIMITS),
+    ):
+        over = found[column] / found.replicas.map(theirs[column])
+        found[f"{name}_over"], found[f"{name}_limit"] = over, found.replicas.map(limits)
+        found.loc[~mine, [f"{name}_over", f"{name}_limit"]] = np.nan
+    return found
+
+
+def in_turns(scale: Scale) -> list[Point]:
+    """Points of the figure `dynamo`: both simulators get the same moments of a busy machine."""
+    grid = Grid(
+        {"replicas": (1, 8), "simulator": ("twinserve", "dynamo.replay")},
+        {**MOONCAKE, "policy": "vllm", "profile": H100, "rate_scale": 1, "block_tokens": 64}
+        | {"num_blocks": 16384, "router": "round-robin", "quiet": True},
+        where=lambda axes: axes["simulator"] == "twinserve" or "TWINSERVE_DYNAMO" in os.environ,
+        quick=FEW,
+    )
+    return sorted(grid(scale), key=lambda point: (point.axes["replicas"], point.axes["seed"]))
+
+
+# -- how it grows ----------------------------------------------------------------------------------
+def exponent(
+    sizes: Sequence[float], values: Sequence[float], nothing: float, started: float
+) -> float:
+    """Slope of log(value - nothing) over log(size), by least squares over the last three points.
+
+    nothing  what the command takes without any work
+    nan where fewer than two points take `started` times that.
     """
-    sizes = QUICK if quick else Sizes()
-    if repeats is not None:
-        if repeats < 1:
-            raise SettingsError(f"--repeats {repeats}: at least one run is needed")
-        sizes = Sizes(**{**asdict(sizes), "repeats": repeats})
-    check_target(out)
-    progress = Console(stderr=True, highlight=False)
-    report = measure(sizes, offline, lambda text: progress.print(text, style="dim", soft_wrap=True))
-    if out is not None:
-        write_atomically(out, dump_json(report, out.name).encode())
-    if markdown:
-        print(markdown_tables(report), end="")
-    else:
-        rich_tables(report, Console(highlight=False))
+    n, y = np.asarray(sizes, float), np.asarray(values, float)
+    clear = np.flatnonzero(y >= started * nothing)[-3:]
+    if len(clear) < 2:
+        return np.nan
+    return float(np.polyfit(np.log(n[clear]), np.log(y[clear] - nothing), 1)[0])
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point; bad input ends as one line."""
-    app = cyclopts.App(name="benchmark", help=benchmark.__doc__)
-    app.default(benchmark)
-    run_app(app, arguments)
+def grown(points: pd.DataFrame) -> pd.DataFrame:
+    """Medians by policy and size (0: a run of one request), with exponents over this size and the
+    two before it. Where the work itself is in proportion to the size, an exponent well above 1 is a
+    defect; a policy that preempts each request more often the more there are has more work."""
+    rows = []
+    for policy, mine in Medians(("policy", "size"))(points).groupby("policy", sort=False):
+        nothing, mine = mine.iloc[0], mine.iloc[1:].dropna()
+        for end in range(1, len(mine) + 1):
+            some, part = mine.iloc[end - 1], mine.iloc[:end]
+            clear = part[part.cpu_s >= 3 * nothing.cpu_s]
+            slopes = {
+                "of_time": exponent(part["size"], part.cpu_s, nothing.cpu_s, 3.0),
+                "of_work": exponent(clear["size"], clear.stays, 0.0, 0.0),
+                "of_time_over_work": exponent(clear.stays, clear.cpu_s, nothing.cpu_s, 0.0),
+                "of_memory": exponent(part["size"], part.peak_mb, nothing.peak_mb, 1.5),
+            }
+            rows.append({"policy": policy, **some.drop("policy"), **slopes})
+    return pd.DataFrame(rows)
+
+
+# -- the figures -----------------------------------------------------------------------------------
+MOONCAKE = {"trace": "mooncake", "requests": None, "offline": False}
+FEW = {"requests": 40, "offline": True}  # never downloads
+SHAREGPT = {"trace": "sharegpt", "load": 0.65}  # a fixed load, where it is set
+MILLION = (1_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+ON_TRACE = {"vllm": {"policy": "vllm", "pool": 0}, "bros": {"policy": "bros", "pool": 16}}
+# name -> title, settings of a size, sizes
+AXES = {
+    "requests": ("requests at load 0.65", lambda n: SHAREGPT | {"requests": n}, MILLION),
+    "together": (
+        "requests that arrive together",
+        lambda n: {"trace": "sharegpt", "requests": n, "rate": 1e6},
+        (400, 4_000, 12_000, 40_000),
+    ),
+    "replicas": (
+        "replicas, ten requests each",
+        lambda n: SHAREGPT | {"replicas": n, "requests": 10 * n},
+        (1, 40, 400, 1_200, 4_000),
+    ),
+    "pool": (
+        "best-effort requests a batch",
+        lambda n: {"trace": "sharegpt", "requests": 40, "rate": 10, "pool": n},
+        (100, *MILLION),
+    ),
+}
+
+
+def _growth(name: str) -> Figure:
+    title, settings, sizes = AXES[name]
+
+    def points(scale: Scale) -> list[Point]:
+        found = {n: settings(n) for n in ((2, 4, 8) if scale.quick else sizes)}
+        policies = POLICIES[:1] if scale.quick else policy_names()
+        nothing = {0: SHAREGPT | {"requests": 1}}
+        common = {"profile": H100, "quiet": True, "json": True}
+        return Grid({"size": nothing | found, "policy": policies}, common)(scale)
+
+    return Figure(name, f"Growth with {title}", points, whole, grown)
+
+
+def _figure(name: str, title: str, points, work, *by: str, spread: Sequence[str] = ()) -> Figure:
+    return Figure(name, title, points, work, Medians(by, spread))
+
+
+WHOLE = ("wall_s", "cpu_s")
+FIGURES = [
+    Figure(
+        "machine",
+        "What it was measured on",
+        lambda scale: [Point({}, {"seed": 0})],
+        where,
+        lambda points: points,
+    ),
+    _figure(
+        "pages",
+        "Start-up, whole process",
+        Grid({"command": {f"simulate --{page}": {page: True} for page in ("version", "help")}}),
+        whole,
+        "command",
+        spread=WHOLE,
+    ),
+    _figure(
+        "process",
+        "The recorded trace, whole process",
+        Grid({"policy": ON_TRACE}, {**MOONCAKE, "quiet": True}, quick=FEW),
+        whole,
+        "policy",
+        spread=WHOLE,
+    ),
+    _figure(
+        "fleets",
+        "Fleets, whole process",
+        Grid(
+            {"policy": POLICIES, "replicas": {4_000: {"replicas": 4_000, "requests": 40}, 8: {}}},
+            {**MOONCAKE, "replicas": 8, "profile": H100, "quiet": True},
+            quick={**FEW, "replicas": lambda n: min(n, 20)},
+        ),
+        whole,
+        "policy",
+        "replicas",
+    ),
+    _figure(
+        "inside",
+        "Inside runs of the trace",
+        Grid({"policy": ON_TRACE}, MOONCAKE, quick=FEW),
+        inside,
+        "policy",
+    ),
+    _figure(
+        "growth",
+        "Growth with the number of requests (generated, load 0.65)",
+        Grid(
+            {"policy": POLICIES, "requests": (1_000, 3_000, 10_000, 30_000, 100_000)},
+            SHAREGPT,
+            quick={"requests": lambda n: n // 50},
+            few={"requests": 2},
+        ),
+        inside,
+        "policy",
+        "requests",
+    ),
+    _figure(
+        "queue",
+        "Growth with the queue (all requests submitted at once)",
+        Grid(
+            {"policy": POLICIES, "requests": (10, 100, 1_000, 10_000)},
+            {**SHAREGPT, "at_once": True},
+            few={"requests": 2},
+        ),
+        inside,
+        "policy",
+        "requests",
+    ),
+    _figure(
+        "paths",
+        "Fast path against exact path, same results",
+        Grid({"policy": POLICIES}, MOONCAKE | {"requests": 1_000}, quick=FEW),
+        both_paths,
+        "policy",
+    ),
+    *map(_growth, AXES),
+    Figure(
+        "dynamo",
+        "The whole trace, in turns with Dynamo's simulator",
+        in_turns,
+        compared,
+        with_limits,
+    ),
+]
+STUDY = Study("benchmark", "", FIGURES, workers=1, intro=MEDIANS)

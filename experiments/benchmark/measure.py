@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache, wraps
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,36 +30,23 @@ class BenchmarkError(TwinserveError, RuntimeError):
     """A measured command failed, or a result is not what it must be: one line."""
 
 
-@dataclass(frozen=True)
-class ProcessFigures:
-    """One finished command: wall seconds, CPU seconds (user and system), peak resident memory."""
-
-    wall_s: float
-    cpu_s: float
-    peak_rss_bytes: int
-
-
 def simulate_command() -> list[str]:
     """`simulate` beside this interpreter, or its module where there is no script."""
     script = shutil.which("simulate", path=str(Path(sys.executable).parent))
     return [script] if script else [sys.executable, "-m", "twinserve.sim.cli.main", "simulate"]
 
 
-def run_command(arguments: Sequence[str]) -> ProcessFigures:
-    """Run `simulate ARGUMENTS`, from interpreter start to exit. BenchmarkError if it fails."""
-    return run_process([*simulate_command(), *arguments])
+def run_process(
+    command: Sequence[str], folder: Path | None = None, limit_s: int | None = None
+) -> tuple[dict[str, float], bytes]:
+    """What a command takes from its start to its exit, and what it printed.
 
+    folder   it runs in
+    limit_s  seconds of CPU time after which it is killed; its figures are nan then
 
-def run_process(command: Sequence[str], folder: Path | None = None) -> ProcessFigures:
-    """Run any command, in `folder`. BenchmarkError if it fails."""
-    return run_printing(command, folder)[0]
-
-
-def run_printing(
-    command: Sequence[str], folder: Path | None = None
-) -> tuple[ProcessFigures, bytes]:
-    """`run_process`, and what the command wrote to its standard output."""
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    wall_s, cpu_s (user and system), peak_mb (resident memory, 10^6 bytes). BenchmarkError if it
+    fails.
+    """
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
         started = time.perf_counter()
         child = subprocess.Popen(
@@ -66,8 +55,10 @@ def run_printing(
             stdout=printed,
             stderr=said,
             cwd=folder,
-            env={**os.environ, **one_thread},
+            env=_environment(),
         )
+        if limit_s is not None:
+            resource.prlimit(child.pid, resource.RLIMIT_CPU, (limit_s, limit_s))
         _, status, used = os.wait4(child.pid, 0)
         wall = time.perf_counter() - started
         child.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
@@ -75,14 +66,32 @@ def run_printing(
         for file in (printed, said):
             file.seek(0)
             texts.append(file.read())
+    cpu = used.ru_utime + used.ru_stime
+    if child.returncode < 0 and limit_s is not None and cpu > 0.9 * limit_s:
+        return dict.fromkeys(("wall_s", "cpu_s", "peak_mb"), np.nan), b""
     if child.returncode:
         both = b"\n".join(texts).decode(errors="replace").strip()
         last = both.splitlines()[-1] if both else "no output"
         raise BenchmarkError(f"{' '.join(command)}: exit code {child.returncode}: {last}")
     # ru_maxrss is in KiB, on macOS in bytes
     unit = 1 if sys.platform == "darwin" else 1024
-    cpu = used.ru_utime + used.ru_stime
-    return ProcessFigures(wall, cpu, used.ru_maxrss * unit), texts[0]
+    figures = {"wall_s": wall, "cpu_s": cpu, "peak_mb": used.ru_maxrss * unit / 1e6}
+    return figures, texts[0]
+
+
+def _environment() -> dict[str, str]:
+    """Of measured commands: one thread each, and modules keep their bytecode, as those of installed
+    packages do. If PYTHONDONTWRITEBYTECODE forbids that, it lies in a folder of this process: else
+    compiling modules is up to half of a short command."""
+    given = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    if given.pop("PYTHONDONTWRITEBYTECODE", None) is not None:
+        given["PYTHONPYCACHEPREFIX"] = _bytecode().name
+    return given
+
+
+@cache
+def _bytecode() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory()
 
 
 @contextlib.contextmanager
@@ -103,23 +112,15 @@ def one_core() -> Iterator[int | None]:
         os.sched_setaffinity(0, before)
 
 
-@contextlib.contextmanager
-def kept_bytecode() -> Iterator[None]:
-    """Children of this process keep the bytecode of their modules, as installed packages do: where
-    PYTHONDONTWRITEBYTECODE forbids that, it lies in a folder of its own. Else compiling modules is
-    up to half of a short command."""
-    name = "PYTHONDONTWRITEBYTECODE"
-    forbidden = os.environ.pop(name, None)
-    if forbidden is None:
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["PYTHONPYCACHEPREFIX"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["PYTHONPYCACHEPREFIX"]
-            os.environ[name] = forbidden
+def alone(work: Callable) -> Callable:
+    """`work` on one core."""
+
+    @wraps(work)
+    def pinned(*args, **kwargs):
+        with one_core():
+            return work(*args, **kwargs)
+
+    return pinned
 
 
 def timed_run(config: SimulationConfig, at_once: bool = False) -> tuple[Inputs, RunResult]:

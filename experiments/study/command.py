@@ -28,6 +28,8 @@ STUDIES = {
     "sensitivity": "How far conclusions move when the profile is off.",
     "speculation": "From which batch on speculation stops paying; drafts beside deadlines.",
     "apart": "When prefill apart from decode pays on equal GPUs.",
+    "benchmark": "How fast the simulator is on this machine.",
+    "decisions": "How long the decisions of the policies take on this machine.",
     "optimality": "How far BROS's Algorithm 1 is from the best batch.",
 }
 
@@ -58,6 +60,14 @@ class GridOptions:
         bool,
         Parameter(negative="", help="Also take points that another version of the code has run."),
     ] = False
+    only: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            help="AXIS=VALUE: only points with this value, such as policy=vllm; several: any of an "
+            "axis's values.",
+        ),
+    ] = ()
     redraw: Annotated[
         bool,
         Parameter(
@@ -95,6 +105,8 @@ class Special:
             raise SettingsError(f"{self.system} has no figures to choose from; drop {names[0]}")
         if options.redraw:
             raise SettingsError(f"{self.system} is made in one piece; drop --redraw")
+        if options.only:
+            raise SettingsError(f"{self.system} is made in one piece; drop --only")
         return self.experiment(options.of(self.system, self.seeds, self.least_seeds))
 
 

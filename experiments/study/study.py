@@ -108,6 +108,8 @@ class Study:
     absent       claims that no figure here speaks to, with the reason as `why`
     seeds        of each point, if no other number is asked for
     least_seeds  that make its tables
+    workers      processes, if no other number is asked for; None: one for each core
+    intro        of its tables, where it is of no paper
 
     A study of no paper (`paper` empty) has no claims: its report is the tables.
     """
@@ -118,6 +120,8 @@ class Study:
     absent: Sequence[Claim] = field(default_factory=tuple)
     seeds: int = SEEDS
     least_seeds: int = 1
+    workers: int | None = None
+    intro: str = "Means over seeds and half widths of their 95 % intervals."
 
     def run(
         self,
@@ -126,12 +130,21 @@ class Study:
         out: Path,
         workers: int | None,
         any_version: bool = False,
+        only: Sequence[str] = (),
     ) -> None:
-        """Run the named figures (none: all) and write their files, then the table of claims. Raises
-        SettingsError."""
-        for figure in self.chosen(names):
+        """Run the named figures (none: all) and write their files, then the table of claims.
+
+        only  `AXIS=VALUE` texts: the points that have one of the values of each axis; a figure of
+              which none is left is not run
+
+        Raises SettingsError."""
+        grids = [(each, only_points(each.points(scale), only)) for each in self.chosen(names)]
+        if only and not any(grid for _, grid in grids):
+            raise SettingsError(f"--only {' '.join(only)}: no point has these; check points.csv")
+        for figure, grid in grids:
+            if only and not grid:
+                continue
             label = f"{self.system} {figure.name}"
-            grid = figure.points(scale)
             points = shown_grid(figure.work, grid, out, workers, label, any_version)
             self._write(figure, points, scale, out / figure.name)
         self._write_report(out)
@@ -169,12 +182,7 @@ class Study:
 
     def tables(self, out: Path) -> str:
         """The tables of all figures that were run, means with their intervals."""
-        parts = [
-            f"# {self.system}",
-            "",
-            "Means over seeds and half widths of their 95 % intervals.",
-            "",
-        ]
+        parts = [f"# {self.system}", "", self.intro, ""]
         for figure in self.figures:
             file = out / figure.name / "table.csv"
             _said(out / figure.name)
@@ -252,8 +260,22 @@ class Study:
             self.redraw(names, given.out)
         else:
             scale = Scale(given.quick, tuple(range(given.seeds)))
-            self.run(names, scale, given.out, given.workers, given.any_version)
+            workers = self.workers if given.workers is None else given.workers
+            self.run(names, scale, given.out, workers, given.any_version, given.only)
         return f"{given.out / self.report}\n"
+
+
+def only_points(points: Sequence[Point], only: Sequence[str]) -> Sequence[Point]:
+    """The points that have, of each axis named in `AXIS=VALUE` texts, one of its values."""
+    wanted: dict[str, set[str]] = {}
+    for text in only:
+        axis, _, value = text.partition("=")
+        wanted.setdefault(axis, set()).add(value)
+    return [
+        point
+        for point in points
+        if all(str(point.axes.get(axis)) in values for axis, values in wanted.items())
+    ]
 
 
 def read_points(folder: Path) -> pd.DataFrame:

@@ -73,6 +73,30 @@ class Table:
         return points.assign(**gains)
 
 
+MEDIANS = "Medians of the repeats."
+
+
+@dataclass(frozen=True)
+class Medians:
+    """A row for each combination of `by`: medians over the repeats, for measured times.
+
+    spread  columns that also have the least and the most, as NAME_least and NAME_most
+    """
+
+    by: Sequence[str]
+    spread: Sequence[str] = ()
+
+    def __call__(self, points: pd.DataFrame) -> pd.DataFrame:
+        numbers = points.drop(columns=[name for name in REPEATS if name in points])
+        groups = numbers.groupby(list(self.by), sort=False, dropna=False)
+        found = groups.median()
+        for name in self.spread:
+            at = found.columns.get_loc(name) + 1
+            found.insert(at, f"{name}_most", groups[name].max())
+            found.insert(at, f"{name}_least", groups[name].min())
+        return found.reset_index()
+
+
 def _of_order(
     points: pd.DataFrame, keys: Sequence[str], which: str, columns: Iterable[str]
 ) -> pd.DataFrame:

@@ -12,8 +12,6 @@ from twinserve.sim.setup.config import SettingsError
 
 # experiment -> a function that its command calls
 CALLED = {
-    "benchmark": "measure",
-    "decision_time": "measure",
     "matrices": "page",
     "optimality": "run_iterations",
     "serving": "measure",
@@ -59,7 +57,7 @@ def test_ctrl_c_ends_with_a_line(name, capsys, monkeypatch, tmp_path):
     assert ("goes on from there" in said) == (name == "optimality")
 
 
-@pytest.mark.parametrize("name", ["benchmark", "decision_time"])
+@pytest.mark.parametrize("name", ["serving"])
 def test_a_measurement_that_failed_is_a_line(name, capsys, monkeypatch):
     def failing(*_, **__):
         raise BenchmarkError("a command\nfailed")
@@ -72,9 +70,9 @@ def test_a_defect_is_not_taken_for_bad_input(monkeypatch):
     def broken(*_, **__):
         raise ValueError("no such axis")
 
-    monkeypatch.setattr("twinserve.experiments.benchmark.main.measure", broken)
+    monkeypatch.setattr("twinserve.experiments.serving.main.measure", broken)
     with pytest.raises(ValueError, match="no such axis"):
-        main_of("benchmark")([])
+        main_of("serving")([])
 
 
 def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):
@@ -89,7 +87,7 @@ def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):
     assert code == 130 and "goes on from there" in said
 
 
-@pytest.mark.parametrize("name", ["benchmark", "decision_time", "matrices", "serving"])
+@pytest.mark.parametrize("name", ["matrices", "serving"])
 def test_a_file_in_no_folder_is_refused_before_anything_runs(name, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(f"{module_of(name)}.{CALLED[name]}", interrupted)
     code, said = ended(capsys, main_of(name), "--out", str(tmp_path / "no" / "file"))

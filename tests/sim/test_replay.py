@@ -219,7 +219,6 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/campaign/setup.py",
     "experiments/campaign/steps.py",
     "experiments/benchmark/measure.py",
-    "experiments/benchmark/sweep.py",
     "experiments/justitia/overhead.py",
     "experiments/route/clients.py",
     "experiments/route/replayed.py",

@@ -1,0 +1,275 @@
+"""How long a decision takes: `twinserve study decisions`.
+
+A decision is one `EngineCore.plan`: what arrived is told to the policy, it plans, and asks the KV
+ledger as it does so. Every policy is measured in a steady state with a full batch and a queue of a
+given length. Seconds are CPU seconds unless named wall. docs/benchmark.md says more.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from twinserve.experiments.benchmark.main import FEW, MOONCAKE, whole
+from twinserve.experiments.benchmark.measure import CpuTimed, alone
+from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.study import Figure, Study
+from twinserve.experiments.study.tables import MEDIANS, Medians
+from twinserve.policies.registry import policy_names
+from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.run import Simulation, run_policy
+from twinserve.traces.apps.generate import applications
+from twinserve.traces.generators.longdoc import longdoc
+from twinserve.traces.generators.tidal import tidal
+from twinserve.traces.transform import merge
+
+BATCH = 128
+# tokens, uniform; about one request ends a step, and the next one begins
+PROMPT, OUTPUT = (128, 384), (1, 256)
+# Justitia: applications a minute -> ms
+TABLE_III = {15: 0.778, 20: 1.827, 30: 3.076, 50: 5.190, 100: 8.093}
+
+
+class SteadyQueue:
+    """An engine with a full batch and `queued` requests behind it; for each one that ends another
+    one arrives.
+
+    Half of the requests are real-time, with objectives of 0.4 s and 0.2 s. Every step is planned by
+    itself.
+    """
+
+    def __init__(self, inputs: Inputs, queued: int, seed: int = 0) -> None:
+        self.engine = Simulation(inputs, inputs.policies[0]).engines[0]
+        self.engine.on_ended = self._replace
+        self.decisions = self.engine.core.plan = CpuTimed(self.engine.core.plan)
+        self.batches: list[int] = []
+        self.waiting: list[int] = []
+        self._rng = np.random.default_rng(seed)
+        self._arrived = 0
+        complete = self.engine.core.complete
+
+        def watched(plan, outcome):
+            self.batches.append(len(plan.rows))
+            self.waiting.append(self.engine.core.waiting)
+            return complete(plan, outcome)
+
+        self.engine.core.complete = watched
+        for _ in range(BATCH + queued):
+            self.arrive()
+
+    def _replace(self, rows: list[int]) -> None:
+        for _ in rows:
+            self.arrive()
+
+    def arrive(self) -> None:
+        service_class = self._arrived % 2
+        values = {} if service_class else {"slo_ttft_s": 0.4, "slo_tpot_s": 0.2}
+        self.engine.submit(
+            f"r{self._arrived}",
+            int(self._rng.integers(*OUTPUT, endpoint=True)),
+            prompt_tokens=int(self._rng.integers(*PROMPT, endpoint=True)),
+            arrival_s=self.engine.clock.now,
+            service_class=service_class,
+            **values,
+        )
+        self._arrived += 1
+
+    def decide(self, decisions: int) -> np.ndarray:
+        """float64[decisions, 2]: CPU and wall seconds of the next ones."""
+        cpu, wall = self.decisions.seconds, self.engine.decision_seconds
+        first = len(wall)
+        while len(wall) < first + decisions:
+            self.engine.clock.step()
+        return np.column_stack([cpu[first : first + decisions], wall[first : first + decisions]])
+
+
+def settings(policy: str, **changes) -> SimulationConfig:
+    base = {
+        "policy": (policy,),
+        "trace": "poisson",
+        "requests": 1,
+        "rate": 1.0,
+        "max_num_seqs": BATCH,
+        "exact": True,
+        **PAPERS_ENGINE,
+    }
+    return SimulationConfig(**{**base, **changes})
+
+
+def short_blocks() -> int:
+    """KV blocks for about three quarters of a batch."""
+    return int(0.75 * BATCH * (sum(PROMPT) / 2 + sum(OUTPUT) / 4) / 16)
+
+
+@alone
+def steady(
+    policy: str,
+    queued: int,
+    seed: int,
+    num_blocks: int | None = None,
+    warm_up: int = 100,
+    decisions: int = 400,
+) -> dict[str, float]:
+    """One policy and length of the queue. num_blocks: of KV memory; None: the profile's."""
+    state = SteadyQueue(resolve(settings(policy, num_blocks=num_blocks)), queued, seed)
+    gc.collect()
+    state.decide(warm_up)
+    steps = len(state.batches)
+    seconds, wall = state.decide(decisions).T
+    requests = state.engine.core.requests
+    return {
+        "ms": 1e3 * float(np.median(seconds)),
+        "p99_ms": 1e3 * float(np.percentile(seconds, 99)),
+        "mean_ms": 1e3 * float(seconds.mean()),
+        "wall_ms": 1e3 * float(np.median(wall)),
+        "batch": float(np.mean(state.batches[steps:])),
+        "waiting": float(np.mean(state.waiting[steps:])),
+        "preemptions": int(requests.recomputes.sum() + requests.swaps.sum()),
+    }
+
+
+def cpu_timed(inputs: Inputs) -> tuple[Simulation, np.ndarray]:
+    """The finished run, and float64[decisions]: CPU seconds of each."""
+    run = Simulation(inputs, inputs.policies[0])
+    core = run.engines[0].core
+    decisions = core.plan = CpuTimed(core.plan)
+    run.run()
+    return run, np.array(decisions.seconds)
+
+
+@alone
+def table_iii(rate: int, seed: int, apps: int) -> dict[str, float]:
+    """Justitia with `rate` applications a minute, on the profile of its paper's hardware."""
+    config = settings(
+        "justitia", profile="llama-7b@a100-pcie-40g", max_num_seqs=None, exact=False, slo="none"
+    )
+    arrivals = np.cumsum(np.random.default_rng(rate).exponential(60.0 / rate, apps))
+    run, seconds = cpu_timed(replace(resolve(config), workload=applications(arrivals)))
+    return {
+        "paper_ms": TABLE_III[rate],
+        "decisions": len(seconds),
+        "mean_ms": 1e3 * float(seconds.mean()),
+        "p99_ms": 1e3 * float(np.percentile(seconds, 99)),
+        "most_waiting": int(run.rows().steps["waiting"].max()),
+    }
+
+
+@alone
+def hybrid(policy: str, seed: int, seconds: float) -> dict[str, float]:
+    """BROS's hybrid setting, every step planned: decision time as a part of the iteration."""
+    config = SimulationConfig(
+        policy=(policy,),
+        trace="sharegpt",
+        rate=10.0,
+        duration=seconds,
+        pool=128,
+        profile="qwen2.5-14b@a100-40g:tp2",
+        slo="ttft=0.4,tpot=0.2",
+        exact=True,
+        **PAPERS_ENGINE,
+    )
+    run, taken = cpu_timed(resolve(config))
+    steps = run.rows().steps
+    iteration_s = float((steps["end_s"] - steps["start_s"]).mean())
+    return {
+        "mean_ms": 1e3 * float(taken.mean()),
+        "p99_ms": 1e3 * float(np.percentile(taken, 99)),
+        "iteration_ms": 1e3 * iteration_s,
+        "part_percent": 100 * float(taken.mean()) / iteration_s,
+        "batch": float((steps["prefill_requests"] + steps["decode_requests"]).mean()),
+    }
+
+
+@alone
+def tidal_day(policy: str, seed: int, day_s: float, documents: int | None) -> dict[str, Any]:
+    """Online requests, one a second at the peak, through a day pressed into `day_s` seconds, and
+    that many offline questions on long documents (None: all) beside it."""
+    config = settings(policy, exact=False, max_num_seqs=None, slo="ttft=1,tpot=0.18")
+    inputs, online = resolve(config), tidal(duration_s=day_s)
+    offline = longdoc("loogle-short", requests=documents, block_tokens=config.block_tokens)
+    inputs = replace(inputs, workload=merge(online, offline))
+    result = run_policy(inputs, inputs.policies[0])
+    return {
+        "online": len(online),
+        "offline": len(offline),
+        "steps": len(result.rows.steps),
+        "wall_s": result.timing["wall_s"],
+        "decisions": result.timing["decisions"],
+        "simulated_s": result.summary["duration"],
+    }
+
+
+# -- the figures -----------------------------------------------------------------------------------
+POLICIES = policy_names()
+FEW_STEPS = {"warm_up": 5, "decisions": 10}
+STEPS = {"warm_up": 100, "decisions": 400}
+FIRST = {"policy": ("vllm", "echo", "justitia")}
+
+
+def _figure(name: str, title: str, grid: Grid, work) -> Figure:
+    return Figure(name, title, grid, work, Medians(tuple(grid.vary)))
+
+
+STUDY = Study(
+    "decisions",
+    "",
+    [
+        _figure(
+            "queued",
+            "A decision, by requests queued, ms",
+            Grid(
+                {"policy": POLICIES, "queued": (10, 100, 1_000, 10_000)},
+                STEPS,
+                few={**FIRST, "queued": 2},
+                quick=FEW_STEPS,
+            ),
+            steady,
+        ),
+        _figure(
+            "short",
+            "1,000 queued, and memory for three quarters of a batch",
+            Grid(
+                {"policy": POLICIES},
+                {**STEPS, "queued": 1_000, "num_blocks": short_blocks()},
+                few=FIRST,
+                quick={**FEW_STEPS, "queued": 5},
+            ),
+            steady,
+        ),
+        _figure(
+            "hybrid",
+            "BROS's hybrid setting (its paper: 7.6 to 9.5 % of the iteration)",
+            Grid({"policy": ("bros", "vllm")}, {"seconds": 60.0}, quick={"seconds": 3.0}),
+            hybrid,
+        ),
+        _figure(
+            "table_iii",
+            "Justitia, Table III: a decision by applications a minute, ms",
+            Grid({"rate": [*TABLE_III]}, {"apps": 300}, few={"rate": 2}, quick={"apps": 8}),
+            table_iii,
+        ),
+        _figure(
+            "whole",
+            "`simulate --policy P --trace mooncake`, whole process (aim: 30 s)",
+            Grid({"policy": POLICIES}, {**MOONCAKE, "quiet": True}, few=FIRST, quick=FEW),
+            whole,
+        ),
+        _figure(
+            "day",
+            "A tidal day with an offline pool (aim: 120 s)",
+            Grid(
+                {"policy": [name for name in POLICIES if name.startswith("echo")]},
+                {"day_s": 86_400.0, "documents": None},
+                few={"policy": 1},
+                quick={"day_s": 60.0, "documents": 20},
+            ),
+            tidal_day,
+        ),
+    ],
+    workers=1,
+    intro=MEDIANS,
+)
