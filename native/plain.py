@@ -95,7 +95,7 @@ def book(requests, rows: np.ndarray, ends_s: np.ndarray) -> np.ndarray:
         requests.late_tokens[rows] += late
     if len(ends_s) > 1:
         later = ends_s[1:] - ends_s[:-1]
-        if later.max() > np.fmin.reduce(slo):  # NaN: no objective, or nobody has one
+        if later.max() > np.fmin.reduce(slo):  # NaN: no objective
             later.sort()
             requests.late_tokens[rows] += len(later) - later.searchsorted(slo, side="right")
     emitted = requests.output_tokens[rows]

@@ -1,4 +1,5 @@
-"""Pages are written in plain sentences: the rules of docs/prose, which Vale reads, too, hold."""
+"""Pages are written in plain sentences: the rules of docs/prose, which Vale reads, too, hold. Of
+docstrings, comments and messages in the package, those on words that hide the actor."""
 
 from __future__ import annotations
 
@@ -22,6 +23,8 @@ def rule(name: str) -> dict:
 
 
 WORDS, LENGTH = rule("Words.yml"), rule("Length.yml")
+ROOMS = ("policies", "sim", "backends", "profiles", "traces", "native", "src/twinserve")
+ACTORS = re.compile(r"\b(?:whoever|whom|nobody|everybody|somebody|anybody|is no more)\b")
 BANNED = re.compile(rf"\b(?:{'|'.join(WORDS['tokens'])})\b", re.I)
 
 
@@ -47,6 +50,13 @@ def faults(markdown: str) -> list[str]:
 
 def test_every_page_keeps_the_rules():
     assert {page.name: found for page in PAGES if (found := faults(page.read_text()))} == {}
+
+
+def test_docstrings_comments_and_messages_name_the_actor():
+    files = [file for room in ROOMS for file in (ROOT / room).glob("**/*.py")]
+    texts = {str(file.relative_to(ROOT)): file.read_text() for file in files}
+    assert {name: found for name, text in texts.items() if (found := ACTORS.findall(text))} == {}
+    assert len(texts) > 400
 
 
 @pytest.mark.parametrize(

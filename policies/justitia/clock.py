@@ -3,7 +3,7 @@
 
 In generalised processor sharing (GPS) the active applications are served at once, each at the same
 rate. With C_j the demand of application j, V(t) grows by what each active one is served, and j ends
-when V reaches F_j = V(a_j) + C_j. So F_j is known when j arrives, and whoever comes later changes
+when V reaches F_j = V(a_j) + C_j. So F_j is known when j arrives, and a later application changes
 when that is, but not in which order.
 
 Demand and V are in token-iterations. Capacity is what all applications together are served: M
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 
 class VirtualClock:
-    """V, and who is active in GPS. `arrive` costs O(log N) in the number of active applications;
-    each leaves once."""
+    """V, and the applications active in GPS. `arrive` costs O(log N) in the number of active
+    applications; each leaves once."""
 
     def __init__(self) -> None:
         self.V = 0.0
@@ -31,7 +31,7 @@ class VirtualClock:
 
     def advance(self, service: float) -> float:
         """GPS serves `service` token-iterations in all (M for an iteration). Returns what it could
-        not, everybody having ended."""
+        not, all having ended."""
         while self._active:
             N, first = len(self._active), self._active[0]
             needed = (first - self.V) * N
@@ -63,7 +63,7 @@ class VirtualClock:
             heapq.heapify(self._active)
 
     def drain(self) -> None:
-        """Everybody ends at once: there is nothing left to be served."""
+        """All end at once: there is nothing left to be served."""
         if self._active:
             self.V = max(self._active)
             self._active.clear()

@@ -28,8 +28,8 @@ OptionsOfDemand = TypeVar("OptionsOfDemand", bound=DemandQueueOptions)
 class DemandPolicy(QueuePolicy[OptionsOfDemand]):
     """Keeps track of which application a row belongs to, by a number: the group, or below 0 for a
     request that is an application by itself. That is every request whose group has no class, or a
-    class of which the predictor knows nothing: of a session or a pool nobody can say what it will
-    need as a whole.
+    class of which the predictor knows nothing: what a session or a pool will need as a
+    whole is unknown.
     """
 
     def setup(self) -> None:

@@ -6,7 +6,7 @@ admitted if its application stays within its share with it, or has none that run
 that grows beyond its share, or whose share has shrunk because another one came, gives up the memory
 of the request that it began last, until it fits or has one left; that request comes back before
 those of its application that wait. Among applications that are within their share the order is
-first come, first served, and one that is not holds up nobody else.
+first come, first served, and one that is not holds up no other.
 
 Applications are groups of any kind, as for VTC; a request without a group is its own. A decision
 takes time in proportion to the applications that wait: this is a yardstick, not a system.
@@ -152,7 +152,7 @@ class KvSharePolicy(QueuePolicy[QueueOptions]):
         return True
 
     def quiet_steps(self, plan: StepPlan, ledger: KvLedger) -> float:
-        """While nobody waits: until an application has grown beyond its share."""
+        """While no request waits: until an application has grown beyond its share."""
         if len(self._present) < 2:
             return math.inf
         if self.paused or self.waiting:

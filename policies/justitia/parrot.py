@@ -2,7 +2,7 @@
 the next (Lin et al., "Parrot", OSDI 2024, as Justitia's evaluation has it: Yang et al., Sec. II-B
 and V-A).
 
-A request that belongs to no application, or to a group of which nobody says what it is (a session,
+A request that belongs to no application, or to a group without a class (a session,
 a pool), is an application by itself.
 """
 

@@ -7,7 +7,7 @@ fairly (Yang et al., "Justitia: Fair and Efficient Scheduling for LLM Applicatio
 - *Order* (Sec. IV-C, eqs. 2-3): the smallest virtual finish time F = V(a) + C first; V grows by
   M / N an iteration, M being the KV tokens of the device and N the applications that are active in
   the fluid system (clock.py). F never changes.
-- *Engine* (footnote 3): nobody is preempted for the sake of order. Where memory runs out the
+- *Engine* (footnote 3): no request is preempted for the sake of order. Where memory runs out the
   largest F gives way, and comes back before anything that waits (parts/queue_policy.py).
 
 Ours, where the paper is open: time is counted in iterations of this engine, so V stands still while
@@ -101,8 +101,8 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
             )
         if not self._by_iteration:
             raise PolicyError(
-                "justitia with cost=compute has no order for a whole fleet, since nobody knows "
-                "beforehand what an iteration is worth; set M, or use cost=memory"
+                "justitia with cost=compute has no order for a whole fleet, since what an "
+                "iteration is worth is not known beforehand; set M, or use cost=memory"
             )
         predictor = make_predictor(options)
         predictor.truth = self.predictor.truth

@@ -2,8 +2,8 @@
 fetched for one step.
 
 All transfers of a plan run beside its step, no more of them than the step is expected to hide, in
-each direction. So nobody waits for a transfer but those whose layers it moves; and those wait on
-the host, which is where LayerKV has its requests queue.
+each direction. So no request waits for a transfer but those whose layers it moves; and those wait
+on the host, which is where LayerKV has its requests queue.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LayerMoves:
     def admit(self, row: int, known: int, keep_free: int) -> bool:
         """With as many layers on the device as there is room for, x at least (Sec. 3.1.1, 3.1.2).
 
-        While anybody's layers wait on the host, freed memory is for them: then x. Where as many
+        While any request's layers wait on the host, freed memory is for them: then x. Where as many
         wait as may (`max_parked`), only a prompt begins whose layers all stay.
         """
         ledger, options, layers = self.ledger, self.options, self.ledger.layers
@@ -199,7 +199,7 @@ class LayerMoves:
 
     # -- a decode step -----------------------------------------------------------------------------
     def decode(self) -> None:
-        """Everybody whose layers are on the device, then by arrival those whose others can be
+        """Every row whose layers are on the device, then by arrival those whose others can be
         fetched beside the step."""
         plan, queues = self.plan, self.queues
         if not queues.running:
@@ -260,7 +260,7 @@ class LayerMoves:
         to them.
 
         A row whose layers can all be fetched runs; those for which there is room then stay.
-        Otherwise it waits, and its layers come back, a few a step. Nobody overtakes. If nobody else
+        Otherwise it waits, and its layers come back, a few a step. No row overtakes. If no other
         runs, the first one does, however long that takes.
         """
         ledger, running, step, options = self.ledger, self.queues.running, self._step, self.options

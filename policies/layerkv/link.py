@@ -14,7 +14,7 @@ def beside_allreduce(allreduce_share: float, wait: float, unit: float) -> tuple[
     """(share of the link's time that KV transfers get, delay of an all-reduce as a part of its own
     length).
 
-    Whoever has a sub-unit to send looks first whether the link is in use, and if it is, looks again
+    A sender of a sub-unit looks first whether the link is in use, and if it is, looks again
     after `wait`. A sub-unit that has begun is not broken off, so the next all-reduce may have to
     wait for it. There is always more to send. All-reduces are evenly spread, so that what happens
     between two of them repeats:

@@ -256,7 +256,7 @@ class LayerKvPolicy(VllmV0Policy):
 
     # -- runs --------------------------------------------------------------------------------------
     def _stands(self, plan: StepPlan, ledger: KvLedger, layers: LayerMoves | None) -> int:
-        """For how many further steps everybody decodes on: until the forecast, or for a queue that
+        """For how many further steps all rows decode on: until the forecast, or for a queue that
         Algorithm 1 holds up the time that passed, may say something else."""
         if self._held_up == "slo" or len(plan.rows) < len(self.queues.running):
             return 0

@@ -33,8 +33,8 @@ class EngineCore:
     asynchronous  plans are made while the step before them runs: between `begin` and `complete` of
                   that step, as the request table describes it
     hands_over    set for an engine that computes prompts for others: its requests end as handed
-                  over, and keep their memory until `release` (vLLM's delayed free). Who loses it
-                  while its token is computed does not end: it computes the prompt again
+                  over, and keep their memory until `release` (vLLM's delayed free). A request
+                  that loses it while its token is computed computes the prompt again
                   (`requires_kv_delivery`)
     kept          rows that have ended and keep their memory
     fenced        rows that have left and keep it until the step under way, which computes them, has
@@ -114,11 +114,11 @@ class EngineCore:
         return row
 
     def withdraw(self, row: int, end: End, now: float) -> bool:
-        """The request is no more, though it has not got all tokens that it may: its client left or
-        gave up at `now`, or it goes on elsewhere. Takes effect at the next step boundary
-        (`settle`): what a step under way gives it until then is booked, and its last token still
-        ends it: then it has not moved, and was completed. False where it had ended before; who is
-        about to move can still leave."""
+        """Cancel the request at time `now`, or take it from this engine since it moved to another.
+        It ends before its last token, at the next step boundary (`settle`). Tokens of the step
+        under way count. If its last token is among them, it has completed and has not moved.
+        Returns False if it had ended before. A request that is about to move can still be
+        cancelled."""
         requests = self.requests
         before = requests.end[row]
         if before == _NOT_ENDED:
@@ -145,7 +145,7 @@ class EngineCore:
             if row in self._told:
                 pass  # that it ends, when the step under way began
             elif requests.end[row] == _COMPLETED and requests.state[row] == RUNNING:
-                self.policy.on_finish(row)  # earlier than anybody expected: an end-of-text token
+                self.policy.on_finish(row)  # earlier than expected: an end-of-text token
             else:
                 self.policy.on_withdraw(row)
             free_s = max(self._lands_s.get(row, now), now)
@@ -196,8 +196,8 @@ class EngineCore:
         requests.computed_tokens[row] = min(tokens, int(requests.known_tokens(row)) - 1)
 
     def release(self, row: int) -> None:
-        """Whoever wanted the KV of a row that ended here has it, or wants it no more: its memory is
-        free at the next boundary (`settle`), as vLLM hears of it with a step's output."""
+        """Release KV kept for a remote reader that has fetched it or given up. The memory is free
+        at the next boundary (`settle`), as vLLM hears of it with a step's output."""
         self.kept.remove(row)
         self._released.append(row)
 
@@ -214,8 +214,8 @@ class EngineCore:
     def fail(
         self, end: End, now: float, plan: StepPlan | None, outcome: StepOutcome | None
     ) -> np.ndarray:
-        """The engine is no more, and its policy and ledger with it: neither is asked. Its requests
-        end as `end` where they had not been withdrawn. plan, outcome: of the step under way, which
+        """The engine has failed, and policy and ledger with it: neither is asked. Its requests
+        end as `end` unless they had been withdrawn. plan, outcome: of the step under way, which
         is void. Returns int64[n]: the rows that ended."""
         requests = self.requests
         if self.under_way and plan is not None and outcome is not None:
@@ -260,7 +260,8 @@ class EngineCore:
         self._arrived.clear()
 
     def plan(self, now: float) -> StepPlan:
-        """Ask the policy, and apply what its plan changes at once (who lost and who got memory)."""
+        """Ask the policy, and apply what its plan changes at once (which rows lost and got
+        memory)."""
         requests = self.requests
         self.settle(now)
         self._tell_arrivals()
@@ -331,7 +332,7 @@ class EngineCore:
                 self.policy.on_finish(row)
 
     def _unshow_one(self, row: int) -> None:
-        """The same for a row that leaves meanwhile: that token is nobody's."""
+        """The same for a row that leaves meanwhile: that token belongs to no request."""
         requests = self.requests
         requests.output_tokens[row] -= requests.in_flight[row]
         requests.in_flight[row] = 0
@@ -353,7 +354,7 @@ class EngineCore:
             self._told, self._under_way_rows = [], _NO_ROWS
             if self.fenced:
                 self._free_fenced()
-            if self._dropped:  # their tokens are nobody's
+            if self._dropped:  # their tokens belong to no request
                 alive = requests.state != FINISHED
                 alive[self._void] = False
                 rows = outcome.emitted = rows[alive[rows]]

@@ -22,7 +22,7 @@ class DraftingCore(EngineCore):
     """`drafting` says how many drafts rows have.
 
     A row that may end with the step under way, and need not, is planned again: where it has ended,
-    what that plan grants it is computed for nobody, as in vLLM.
+    what that plan grants it is computed in vain, as in vLLM.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class DraftingCore(EngineCore):
         if self._ends_early:
             raise PolicyError(
                 f"policy {policy.name!r} must know when a step begins which rows end with it; with "
-                "drafts nobody does: give --no-async-scheduling, or set keeps_ending"
+                "drafts this is not known: give --no-async-scheduling, or set keeps_ending"
             )
         self.drafting = drafting
         self.padding = drafting.tokens if drafting.pads else 0

@@ -44,7 +44,7 @@ class HostTier:
             self.engine.clock.process(self._lands(job, landing))
 
     def fail(self) -> None:
-        """The engine is no more."""
+        """The engine has failed."""
         self.offload.store.listeners.remove(self._changed)
         self.offload.fail()
 

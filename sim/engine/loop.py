@@ -31,7 +31,7 @@ class Wake(Enum):
     """Why an engine's process is interrupted, or its idle wait ends."""
 
     NEWS = auto()  # something arrived, left, or landed
-    FAILURE = auto()  # the engine is no more
+    FAILURE = auto()  # the engine has failed
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Engine:
         # rows that got the first token which this engine gave them
         self.on_first_token: Callable[[list[int]], None] | None = None
         # begins to fetch what another engine computed for a row, and says when it lands (seconds);
-        # whoever set it tells the engine then (`landed`)
+        # its setter tells the engine then (`landed`)
         self.fetch: Callable[[int], float] | None = None
         self._fetching: set[int] = set()
         self._carried: set[int] = set()  # rows with tokens of another engine, none yet of this one
@@ -125,8 +125,8 @@ class Engine:
         return True
 
     def _settle(self) -> None:
-        """What was withdrawn since the last boundary is no more; nor is what left because of that,
-        as the rest of an application does."""
+        """Remove the requests withdrawn since the last step, and every request that depended on
+        them (for example, the later stages of an application)."""
         now = self.clock.now
         while left := self.core.settle(now):
             for row, free_s in left:
@@ -421,8 +421,9 @@ class Engine:
         return steps - recorded + int(outcome.start_s < before_s) + later
 
     def load(self, at_s: float) -> Load:
-        """Who ran and waited, and what memory was held, at `at_s` (seconds, not after now): as of
-        the last step that had begun. Inside a run of steps it is what single steps would show."""
+        """The requests that ran and waited, and the memory held, at `at_s` (seconds, not after
+        now): as of the last step that had begun. Inside a run of steps it is what single steps
+        would show."""
         core, step = self.core, self._step
         if self.down:
             for load in reversed(self._void_loads):

@@ -23,12 +23,12 @@ from typing import Any, Generic, TypeVar
 
 Content = TypeVar("Content")
 KEY = "version"
-DEEPEST = 100  # brackets within brackets of a JSON document; nobody's settings need ten
+DEEPEST = 100  # brackets within brackets of a JSON document; no settings need ten
 
 
 def parse_json(text: str | bytes, **hooks: Any) -> Any:
     """As json.loads, hooks included. Raises ValueError, never RecursionError, also for what is so
-    deep that whoever walks through it would meet its own limit."""
+    deep that a walk through it would meet Python's limit."""
     try:
         found = json.loads(text, **hooks)
     except RecursionError:
@@ -62,7 +62,7 @@ def made_folder(folder: str | PathLike[str]) -> Iterator[Path]:
         yield wanted
     except BaseException:
         for one in new:
-            with suppress(OSError):  # somebody else writes there by now
+            with suppress(OSError):  # another process writes there by now
                 one.rmdir()
         raise
 
