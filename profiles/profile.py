@@ -38,8 +38,9 @@ from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
 from twinserve.profiles.forms.echo import EchoModel
 from twinserve.profiles.forms.efficiency import family_error, find_efficiency
+from twinserve.profiles.forms.kernels import rank_model
 from twinserve.profiles.forms.pipeline import PipelineModel
-from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
+from twinserve.profiles.forms.roofline import Efficiency
 from twinserve.profiles.forms.scaled import ScaledModel, StepScale, check_factor
 from twinserve.profiles.forms.table import TableModel
 from twinserve.profiles.gpus import gpu_for
@@ -181,9 +182,10 @@ class Profile(BaseModel):
     def _unscaled(self, max_num_seqs: int | None) -> StepTimeModel:
         if isinstance(self.step_model, RooflineForm):
             e = self.step_model.efficiency
+            release = parse_release(self.engine_version) if self.engine_version else ()
             if self.pp > 1:
-                return PipelineModel(self.llm, self.gpu, self.tp, self.pp, e, self.ep)
-            return RooflineModel(self.llm, self.gpu, self.tp, e, self.dp, self.ep)
+                return PipelineModel(self.llm, self.gpu, self.tp, self.pp, e, self.ep, release)
+            return rank_model(self.llm, self.gpu, self.tp, e, self.dp, self.ep, release=release)
         if isinstance(self.step_model, OperatorForm):
             form = self.step_model
             if max_num_seqs is not None and form.capture_tokens:

@@ -94,7 +94,8 @@ class ModelSpec:
     `chunked_window`: not the last ones, but those since the last multiple of `window` (Llama 4).
 
     `gated_mlp`: three MLP matrices (SwiGLU) or two (OPT). `biases`: None, "qkv" (Qwen2) or "all"
-    (OPT). `qk_norm`: a norm over each head of q and k (Qwen3). `learned_positions`: rows of a
+    (OPT). `qk_norm`: a norm over each head of q and k (Qwen3); `norms_over_heads`: over all heads
+    together (MiniMax), which ranks exchange. `learned_positions`: rows of a
     position table (OPT), else 0. `other_parameters`: of the whole model, in memory but too small,
     or idle in text, to count in a step: more norms, biases of experts, a vision tower.
     `mtp_modules`: of the checkpoint, that predict further tokens and that vLLM loads to speculate.
@@ -114,6 +115,7 @@ class ModelSpec:
     gated_mlp: bool = True
     biases: str | None = Field(default=None, pattern="^(qkv|all)$")
     qk_norm: bool = False
+    norms_over_heads: bool = False
     learned_positions: int = Field(default=0, ge=0)
     experts: int = Field(default=0, ge=0)
     experts_per_token: int = Field(default=0, ge=0)
@@ -340,6 +342,7 @@ NEWER = {
     "weights": None,
     "kv_dtype_bytes": None,
     "mtp_modules": 0,
+    "norms_over_heads": False,
 }
 
 

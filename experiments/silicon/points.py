@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
@@ -30,7 +30,7 @@ MODELS = {
 }
 # Of the formats that the catalogue's names do not have (FP8 in blocks): its config.json.
 CONFIGS = {"qwen3-235b-a22b-fp8": "Qwen--Qwen3-235B-A22B-FP8_config.json"}
-_GPUS = {system: gpu for gpu, system in SYSTEMS.items()}
+_GPUS = {system: gpu for gpu, system in SYSTEMS.items()} | {"b300_sxm": "b300"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Point:
         before."""
         if self.client.name == INFERENCEMAX.name:
             return True
-        return tuple(map(int, self.version.split(".")[:2])) >= (0, 14)
+        release = self.version.partition("nightly")[0] or "1.0"  # nightly builds are later ones
+        return tuple(map(int, release.split(".")[:2])) >= (0, 14)
 
     @property
     def kv_is_fp8(self) -> bool:
@@ -95,10 +96,10 @@ class Point:
         return f"{model}@{self.gpu}{ranks}"
 
 
-def read_points() -> list[Point]:
-    """Every point of vLLM, one engine, whose model and GPU are known here and whose ranks are one
-    tensor-parallel group, with experts split over it or whole on it. ProfileError where
-    aiconfigurator-core is not installed."""
+def read_points(models: Mapping[tuple[str, str], str] = MODELS) -> list[Point]:
+    """Every point of vLLM, one engine, whose model (of `models`) and GPU are known here and whose
+    ranks are one tensor-parallel group, with experts split over it or whole on it. ProfileError
+    where aiconfigurator-core is not installed."""
     try:
         file = resources.files("aiconfigurator_core") / "systems" / "silicon_sample.csv"
         text = file.read_text(encoding="utf-8")
@@ -107,18 +108,20 @@ def read_points() -> list[Point]:
             "the measured points are those of aiconfigurator-core; install it with pip install "
             "'twinserve[profiles]'"
         ) from None
-    return list(_points(csv.DictReader(text.splitlines())))
+    return list(_points(csv.DictReader(text.splitlines()), models))
 
 
-def _points(rows: Iterable[dict[str, str]]) -> Iterator[Point]:
+def _points(
+    rows: Iterable[dict[str, str]], models: Mapping[tuple[str, str], str]
+) -> Iterator[Point]:
     for row in rows:
-        model = MODELS.get((row["model_path"], row["gemm_quant_mode"]))
+        model = models.get((row["model_path"], row["gemm_quant_mode"]))
         gpu = _GPUS.get(row["system"])
         if (row["backend"], row["mode"]) != ("vllm", "agg") or model is None or gpu is None:
             continue
         tp, ep = int(row["tp_size"]), int(row["moe_ep_size"] or 1)
         of_experts = int(row["moe_tp_size"] or 1) * ep
-        mixture = model.startswith(("gpt-oss", "qwen3-235b"))
+        mixture = model.startswith(("gpt-oss", "qwen3-235b", "minimax"))
         if mixture and (of_experts != tp or ep not in (1, tp)):
             continue  # more ranks than that: which attention they have is not said
         said = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
@@ -140,4 +143,5 @@ def _points(rows: Iterable[dict[str, str]]) -> Iterator[Point]:
 
 def _is_inferencemax(row: dict[str, str]) -> bool:
     """Its dumps are named by their day."""
-    return bool(re.match(r"source_file=\d{4}-\d\d-\d\d\.csv", row["silicon_data_source"]))
+    named = r"(source_file=\d{4}-\d\d-\d\d\.csv|db-dump/\d{4}-\d\d-\d\d;)"
+    return bool(re.match(named, row["silicon_data_source"]))

@@ -17,7 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from twinserve.profiles.composition import StepComposition, StepTimeModel
-from twinserve.profiles.forms.roofline import Efficiency, RooflineModel, pcie_sharing
+from twinserve.profiles.forms.kernels import rank_model
+from twinserve.profiles.forms.roofline import Efficiency, pcie_sharing
 from twinserve.profiles.ranks import check_stages
 from twinserve.profiles.specs import GpuSpec, ModelSpec
 from twinserve.profiles.stages import stage_models
@@ -38,12 +39,13 @@ class PipelineModel(StepTimeModel):
         pp: int,
         efficiency: Efficiency,
         ep: bool = False,
+        release: tuple[int, ...] = (),
     ) -> None:
         check_stages(llm, gpu.name, tp, pp)
         self.efficiency = efficiency
         without_host = replace(efficiency, host_s=0.0, host_request_s=0.0)
         self.stages = [
-            RooflineModel(part, gpu, tp, without_host, 1, ep, head=i == pp - 1)
+            rank_model(part, gpu, tp, without_host, 1, ep, head=i == pp - 1, release=release)
             for i, part in enumerate(stage_models(llm, pp))
         ]
         link = gpu.link_bytes_per_s * efficiency.link_share * pcie_sharing(gpu, tp)

@@ -10,22 +10,16 @@ per tensor-parallel rank:
     decode_kv    KV bytes of the decoding requests' contexts, new token included, / memory rate
     prefill_attention   max((query, key) pair FLOPs / compute rate, KV bytes / memory rate)
     elementwise  norms, rotary, activation: bytes moved per token / memory rate
-    allreduce    two per layer: latency + ring bytes / link rate (NVLink, else PCIe); and of
-                 data-parallel ranks, around experts, a gather of all tokens and a scatter
+    allreduce    two per layer: latency + ring bytes / link rate (NVLink, else PCIe)
     layers       kernel start and tail time that no amount of work hides, per layer
     host         scheduler, input preparation, sampling: constant + per request
 
-`half` makes small token counts inefficient: at T = half a GEMM runs at half its large-T rate. Of a
-mixture, `gemm` reads the experts that even draws are expected to choose, E (1 - (1 - k/E)^T), and
-each expert multiplies its own few tokens. Layers with a window read and attend to it at most, where
-contexts are about equal; in those with chunks (Llama 4) a token counts as the last of its chunk.
-Decodes of latent attention multiply on the latent vectors, where that takes longer than reading
-them. Quantised weights are read as they are stored and multiplied at the peak rate of their format,
-with the shares that 16 bits reach; what unpacking costs is not known. Experts that lie whole on
-ranks take as long as on the busiest one, again of even draws (`busiest.py`). Data-parallel ranks
-are taken to have as many tokens each, and as many requests. Left
-out: padding to CUDA-graph sizes, and skew between context lengths (`decode_context_max` is not
-used).
+`half` makes small token counts inefficient: at T = half a GEMM runs at half its large-T rate.
+Layers with a window read and attend to it at most, where contexts are about equal; in those with
+chunks (Llama 4) a token counts as the last of its chunk. Decodes of latent attention multiply on
+the latent vectors, where that takes longer than reading them. Mixtures of experts and quantised
+models have a sum of kernels instead (`kernels.py`). Left out: padding to CUDA-graph sizes, and skew
+between context lengths (`decode_context_max` is not used).
 """
 
 from __future__ import annotations
@@ -35,7 +29,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from twinserve.profiles.composition import StepComposition, StepTimeModel
-from twinserve.profiles.forms.busiest import busiest_experts, busiest_tokens
 from twinserve.profiles.ranks import check_ranks
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec
 
@@ -58,15 +51,9 @@ class Efficiency:
     host_request_s: float = Field(ge=0)
 
 
-# `half` of matrices that are unpacked to 16 bits while they are multiplied: Marlin, vLLM's kernel
-# for such, multiplies tiles of 16 tokens and keeps nearly the speed of reading up to 16 to 32
-# tokens (github.com/IST-DASLab/marlin).
-UNPACKED_HALF = 16.0
-
-
 class RooflineModel(StepTimeModel):
-    """From a ModelSpec, a GpuSpec, the tensor-parallel degree, an Efficiency and how experts are
-    shared (`ranks.py`). head: with the output projection, which one pipeline stage has.
+    """From the ModelSpec of a dense model in 16 bits, a GpuSpec, the tensor-parallel degree and an
+    Efficiency. head: with the output projection, which one pipeline stage has.
 
     ProfileError if the model cannot be split so. Immutable after construction.
     """
@@ -74,20 +61,10 @@ class RooflineModel(StepTimeModel):
     knows_host = True
 
     def __init__(
-        self,
-        llm: ModelSpec,
-        gpu: GpuSpec,
-        tp: int,
-        efficiency: Efficiency,
-        dp: int = 1,
-        ep: bool = False,
-        head: bool = True,
+        self, llm: ModelSpec, gpu: GpuSpec, tp: int, efficiency: Efficiency, head: bool = True
     ):
-        check_ranks(llm, gpu.name, tp, dp, ep)
+        check_ranks(llm, gpu.name, tp)
         self.llm, self.gpu, self.tp, self.efficiency = llm, gpu, tp, efficiency
-        self._dp, sharing = dp, tp * dp
-        whole = ep and sharing > 1
-        self._sharing = sharing if whole else 0
         e, size = efficiency, llm.dtype_bytes
         compute = gpu.peak_flops * e.gemm_mfu
         memory = gpu.memory_bytes_per_s * e.gemm_mbu
@@ -95,23 +72,9 @@ class RooflineModel(StepTimeModel):
         # out.
         matrix = (llm.matrix_parameters - llm.expert_parameters) / tp
         projection = llm.head_parameters / tp if head else 0.0
-        self._half = self._matrix_half = self._expert_half = e.gemm_half_tokens
-        if llm.weights is not None and gpu.flops_of(llm.weights.multiplies) == gpu.peak_flops:
-            self._expert_half = min(UNPACKED_HALF, self._half)
-            self._matrix_half = self._half if llm.weights.experts_only else self._expert_half
-        stored, of_expert = llm.matrix_bytes
-        few_bits = gpu.flops_of("bf16" if llm.weights is None else llm.weights.multiplies)
-        expert_compute = few_bits * e.gemm_mfu
-        matrix_compute = compute if llm.plain_share == 1 else expert_compute
-        if 0 < llm.plain_share < 1:  # some matrices kept 16 bits: one product after the other
-            few = (1 - llm.plain_share) / expert_compute
-            matrix_compute = 1 / (llm.plain_share / compute + few)
-        self._gemm_floor = matrix * stored / memory
-        self._gemm_token = 2.0 * matrix / matrix_compute
-        expert = llm.expert_layers * llm.mlp_parameters / (1 if whole else sharing)
-        self._busiest = busiest_experts(llm.experts, sharing).tolist() if whole else []
-        self._expert_read = expert * of_expert / memory
-        self._expert_token = 2.0 * expert / expert_compute
+        self._half = e.gemm_half_tokens
+        self._gemm_floor = matrix * size / memory
+        self._gemm_token = 2.0 * matrix / compute
         self._head_floor = projection * size / memory
         self._head_row = 2.0 * projection / compute
 
@@ -140,14 +103,6 @@ class RooflineModel(StepTimeModel):
         self._allreduce_fixed = 2.0 * llm.layers * e.allreduce_s if tp > 1 else 0.0
         self._allreduce_token = 2.0 * llm.layers * ring * llm.hidden * size / link
         self._gather_row = ring / 2.0 * llm.vocab * size / link if head else 0.0
-        # A rank gets the tokens of the others before its experts, and sends as many back: vLLM's
-        # default, allgather_reducescatter. Together they begin as one all-reduce does.
-        between = gpu.link_bytes_per_s * e.link_share * pcie_sharing(gpu, sharing)
-        exchanged = 2.0 * (dp - 1) * llm.expert_layers * llm.hidden * size
-        self._exchange_token = exchanged / between
-        self._exchange_fixed = llm.expert_layers * e.allreduce_s if dp > 1 else 0.0
-        self._allreduce_fixed += self._exchange_fixed
-        self._allreduce_token += self._exchange_token
         self._row = self._gather_row + e.host_request_s
         self._fixed = llm.layers * e.layer_s + self._allreduce_fixed + e.host_s
 
@@ -176,32 +131,7 @@ class RooflineModel(StepTimeModel):
         return self._decode_token * read
 
     def _gemm(self, tokens: int) -> float:
-        llm = self.llm
-        dense = max(self._gemm_floor, self._gemm_token * (tokens + self._matrix_half))
-        if not llm.experts:
-            return dense
-        return dense + self._experts(tokens * self._dp)
-
-    def _experts(self, tokens: float) -> float:
-        """Seconds of the routed experts of all layers, of the tokens of all ranks."""
-        llm = self.llm
-        chosen = llm.experts * (1.0 - (1.0 - llm.experts_per_token / llm.experts) ** tokens)
-        pairs = tokens * llm.experts_per_token
-        if self._sharing:
-            pairs = busiest_tokens(tokens, llm.experts, llm.experts_per_token, self._sharing)
-            below = min(int(chosen), llm.experts - 1)
-            least, next_one = self._busiest[below], self._busiest[below + 1]
-            chosen = least + (chosen - below) * (next_one - least)
-        multiplied = pairs + chosen * self._expert_half
-        return max(self._expert_read * chosen, self._expert_token * multiplied)
-
-    def token_seconds(self, tokens: float) -> float:
-        """Seconds of what depends on the tokens of all data-parallel ranks, if each has so many:
-        experts and what ranks exchange around them. 0 where experts are not shared."""
-        if self._dp == 1 or not tokens:
-            return 0.0
-        exchanged = self._exchange_fixed + self._exchange_token * tokens
-        return self._experts(tokens * self._dp) + exchanged
+        return max(self._gemm_floor, self._gemm_token * (tokens + self._half))
 
     def _prefill_totals(self, work: StepComposition) -> tuple[int, float, float]:
         new, pairs, attended = _prefill_totals(work)

@@ -201,6 +201,7 @@ def _minimax_m2(config: Fields) -> Changes:
     found, layers = experts(config, "num_local_experts"), config.need("num_hidden_layers")
     heads = config.need("num_attention_heads") + config.need("num_key_value_heads")
     biases = found["experts"] * config.flag("use_routing_bias")
+    found["norms_over_heads"] = True
     return {**found, "other_parameters": layers * (heads * config.need("head_dim") + biases)}
 
 

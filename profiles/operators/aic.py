@@ -45,6 +45,7 @@ TILED = (*(size + more for size in range(256, 4353, 256) for more in (0, 1)), 81
 TOKENS = tuple(sorted({*capture_sizes(512), *TILED}))
 ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+SCATTER = 1.2  # of one kernel's tables against another's
 FEW_TOKENS = 64  # of a step in which experts are read rather than multiplied
 CONTEXTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 CHUNKS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -173,8 +174,8 @@ def _by_tokens(
         MILLI * np.array([step[name] for step in steps]) for name in ("tokens", "comm", "experts")
     )
     if llm.experts and expert_ranks == 1 and llm.kv_heads % (2 * tp) == 0:
-        halves = MILLI * np.array([s["experts"] for s in _steps(_engine(llm, gpu, 2 * tp))])
-        if off_the_halves(experts_s, halves):
+        halves = _experts_of_halves(llm, gpu, tp)
+        if halves is not None and off_the_halves(experts_s, halves):
             chosen = all_chosen(llm.experts, llm.experts_per_token)
             token_s += read_then_multiply(TOKENS, experts_s, chosen) - experts_s
     tokens = np.array(TOKENS)
@@ -185,19 +186,31 @@ def _by_tokens(
     return never_falling(token_s), never_falling(comm_s)
 
 
+def _experts_of_halves(llm: ModelSpec, gpu: str, tp: int) -> np.ndarray | None:
+    """Seconds of the experts by TOKENS on twice as many ranks; None without such tables, as of FP8
+    blocks that do not divide further."""
+    try:
+        steps = _steps(_engine(llm, gpu, 2 * tp))
+    except (ProfileError, RuntimeError):
+        return None
+    return MILLI * np.array([step["experts"] for step in steps])
+
+
 def _check_experts(engine, llm: ModelSpec, gpu: str, tp: int) -> None:
-    """ProfileError for tables of FP8 experts that take longer than in 16 bits, which are twice the
-    bytes: they are of a kernel that an engine has no reason to choose."""
+    """ProfileError for tables of a mixture in FP8 that take longer than in 16 bits, which are twice
+    the bytes: its experts, or all that tokens pass through. They are of kernels that an engine has
+    no reason to choose."""
     if not llm.experts or llm.weights is None or llm.weights.multiplies != "fp8":
         return
     in_16_bits = _engine(replace(llm, weights=None), gpu, tp)
-    ours, theirs = (_decode(one, FEW_TOKENS, 128)["experts"] for one in (engine, in_16_bits))
-    if ours > theirs:
-        raise ProfileError(
-            f"{llm.name} on {gpu} tp={tp}: the tables of its experts take {ours / theirs:.1f} times"
-            " as long as those in 16 bits, so they are of another kernel than an engine would take;"
-            " choose --step-times roofline"
-        )
+    ours, theirs = (_decode(one, FEW_TOKENS, 128) for one in (engine, in_16_bits))
+    for part, said, most in (("experts", "its experts", 1.0), ("tokens", "its matrices", SCATTER)):
+        if ours[part] > most * theirs[part]:
+            raise ProfileError(
+                f"{llm.name} on {gpu} tp={tp}: the tables of {said} take "
+                f"{ours[part] / theirs[part]:.1f} times as long as those in 16 bits, so they are of"
+                " another kernel than an engine would take; choose --step-times roofline"
+            )
 
 
 def _steps(engine) -> list[dict[str, float]]:

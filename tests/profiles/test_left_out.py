@@ -11,7 +11,7 @@ from tests.profiles.test_model_configs import DEEPSEEK_V3, NEMO
 from twinserve.profiles.catalog import find_gpu
 from twinserve.profiles.forms.efficiency import find_efficiency
 from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
-from twinserve.profiles.forms.roofline import RooflineModel
+from twinserve.profiles.forms.kernels import rank_model
 from twinserve.profiles.gpus import gpu_for
 from twinserve.profiles.models.config import read_config, read_model
 from twinserve.profiles.models.left_out import _matrices
@@ -81,8 +81,7 @@ def test_steps_lie_between_those_of_all_and_of_none_and_tables_are_not_asked():
     gpu = gpu_for(models[0], find_gpu("b200"))  # which multiplies in FP4
     for work in (decode_work(1, 100), prefill_work(8192)):
         seconds = [
-            RooflineModel(model, gpu, 1, find_efficiency(gpu)).step_seconds(work)
-            for model in models
+            rank_model(model, gpu, 1, find_efficiency(gpu)).step_seconds(work) for model in models
         ]
         assert seconds[0] < seconds[1] < seconds[2]
     assert _quantization(models[0], "b200") is not None

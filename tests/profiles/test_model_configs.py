@@ -11,6 +11,7 @@ from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.forms.efficiency import find_efficiency
 from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
+from twinserve.profiles.forms.kernels import rank_model
 from twinserve.profiles.forms.roofline import RooflineModel, pairs_within
 from twinserve.profiles.models.config import read_config, read_model
 from twinserve.profiles.profile import derive_profile, load_profile
@@ -280,7 +281,7 @@ def test_a_config_with_a_known_name_has_none_of_its_marks(tmp_path):
 
 def _model(config, tp=8) -> RooflineModel:
     gpu = find_gpu("h200")
-    return RooflineModel(read_config(config), gpu, tp, find_efficiency(gpu))
+    return rank_model(read_config(config), gpu, tp, find_efficiency(gpu))
 
 
 @pytest.mark.parametrize("config", [NEMO, DEEPSEEK_V3, GPT_OSS, GEMMA_3, SCOUT])

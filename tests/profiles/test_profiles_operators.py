@@ -386,11 +386,14 @@ def test_a_gpu_without_tables_is_one_clear_line():
 
 
 @pytest.mark.parametrize("name", ["mixtral-8x7b@h100:tp2", "qwen3-30b-a3b@h200"])
-def test_the_roofline_of_a_mixture_is_near_its_tables(name):
-    """On Hopper, which has tables of both; no constant was fitted to a mixture."""
+def test_the_kernels_of_a_mixture_are_near_its_tables(name):
+    """On Hopper, which has tables of both. One request takes longer than the tables say: these lack
+    what a layer of experts takes besides."""
     tables = load_profile(name)
     ours = derive_profile(tables.llm, tables.gpu, tables.tp).model()
-    for requests in (1, 8, 32, 64, 128, 256):
+    alone = decode_work(1, 700)
+    assert 1.1 < ours.step_seconds(alone) / tables.model().step_seconds(alone) < 1.3
+    for requests in (8, 32, 64, 128, 256):
         work = decode_work(requests, 700)
         assert ours.step_seconds(work) == pytest.approx(tables.model().step_seconds(work), rel=0.12)
     for tokens in (256, 512, 2048, 8192):

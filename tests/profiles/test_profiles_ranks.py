@@ -146,7 +146,8 @@ def test_whole_experts_cost_few_tokens_more_and_many_the_same():
     )
     few, many = decode_work(1, 100), prefill_work(8192)
     assert split.step_seconds(few) < whole.step_seconds(few)
-    assert whole.step_seconds(many) == pytest.approx(split.step_seconds(many), rel=0.02)
+    # a split expert's tokens are moved on every rank
+    assert 0.7 < whole.step_seconds(many) / split.step_seconds(many) < 1
 
 
 def test_data_parallel_ranks_share_experts_but_not_attention():

@@ -1,0 +1,324 @@
+"""Step time of mixtures of experts and of quantised models: a sum of kernels.
+
+The roofline takes each matrix as long as the longer of reading and multiplying. Kernels of experts,
+and those of few bits, do more: a token is permuted, quantised, written and summed once for each
+expert that it chooses, and inputs of few bits are converted. So here a step is a sum, per
+tensor-parallel rank, with the constants of `kernel_rates.py`. T tokens, P parameters:
+
+    gemm       matrices: bytes / read rate + 2 T P / compute rate + inputs and outputs moved,
+               converting the inputs included
+    experts    layer by layer: bytes of the chosen ones / read rate + 2 P x pairs / compute rate +
+               tokens moved once for each chosen expert + a fixed time
+    head, decode_kv, elementwise    as in the roofline
+    prefill_attention    pairs' FLOPs / compute rate + a start and the moved heads
+    allreduce  two a layer: start + ring bytes / bus rate, which grows with the message; and of
+               data-parallel ranks, around experts, a gather of all tokens and a scatter
+    layers     of small kernels
+    host       scheduler, input preparation, sampling
+
+The experts that a step chooses are those of Zipf draws, which leave out more than even ones. From
+vLLM 0.11 to 0.13 FP8 experts in blocks multiplied rows padded to 128 for each expert on Hopper,
+below eight ranks (`compute_aligned_M`; vLLM's issues 29346 and 39331). Layers of a step with
+prompts take at least PROMPT_LAYER_S. Experts that lie whole on ranks take as long as on the busiest
+one, of even draws (`busiest.py`). Data-parallel ranks are taken to have as many tokens each, and as
+many requests.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.forms.busiest import busiest_experts, busiest_tokens
+from twinserve.profiles.forms.kernel_rates import (
+    ALLREDUCE_START_S,
+    CHUNK_START_S,
+    EXPERTS_LONGER,
+    PCIE_START_S,
+    PROMPT_LAYER_S,
+    TRITON_ATTENTION,
+    ZIPF,
+    Rates,
+    format_of,
+    rates_of,
+    sustained,
+)
+from twinserve.profiles.forms.roofline import Efficiency, RooflineModel, pcie_sharing
+from twinserve.profiles.ranks import check_ranks
+from twinserve.profiles.specs import GpuSpec, ModelSpec
+
+PADDED_RELEASES = ((0, 11), (0, 14))  # from, to before
+PADDED_ROWS = 127  # for each expert
+PADDED_MOVED = 1.5  # read in 8 bits and written in 16: rows that no token has
+QUANTISING_SHARE = 0.8  # of the memory's rate, for three bytes a value
+SMALL_BYTES, LARGE_BYTES = 1e6, 134e6  # messages that `Rates.bus` has
+
+
+def sums_kernels(llm: ModelSpec) -> bool:
+    """Whether a model's steps are a sum of kernels rather than a roofline."""
+    return bool(llm.experts) or llm.weights is not None
+
+
+class KernelsModel(RooflineModel):
+    """As RooflineModel, of which it takes host terms and what reads KV. release: of vLLM, () for
+    the latest."""
+
+    def __init__(
+        self,
+        llm: ModelSpec,
+        gpu: GpuSpec,
+        tp: int,
+        efficiency: Efficiency,
+        dp: int = 1,
+        ep: bool = False,
+        head: bool = True,
+        release: tuple[int, ...] = (),
+    ) -> None:
+        check_ranks(llm, gpu.name, tp, dp, ep)
+        super().__init__(llm, gpu, tp, efficiency, head)
+        self._dp = dp
+        self._sharing = tp * dp if ep and tp * dp > 1 else 0
+        rates = rates_of(gpu)
+        self._layer_s = llm.layers * rates.layer_s
+        self._set_matrices(rates)
+        self._set_experts(rates, release)
+        self._set_prompts(rates)
+        self._set_exchange(tp * dp)
+        self._set_allreduce(rates)
+        self._fixed = self._layer_s + self.efficiency.host_s
+        self.chosen_seconds = lru_cache(maxsize=4096)(self._chosen_seconds)
+
+    # -- constants ---------------------------------------------------------------------------------
+    def _set_matrices(self, rates: Rates) -> None:
+        llm, gpu, tp = self.llm, self.gpu, self.tp
+        memory = gpu.memory_bytes_per_s
+        matrix = (llm.matrix_parameters - llm.expert_parameters) / tp
+        few = format_of(llm, gpu, of_experts=False)
+        plain = 1.0 if few == "16" else llm.plain_share
+        stored = llm.dtype_bytes if llm.weights is None else llm.weights.bits / 8
+        self._gemm_floor = matrix * plain * llm.dtype_bytes / (memory * rates.read["16"])
+        self._gemm_floor += (
+            matrix * (1 - plain) * stored / (memory * rates.read.get(few, rates.read["few"]))
+        )
+        moved, inputs = _widths(llm, tp)
+        self._gemm_token = self._gemm_moved = 0.0
+        for share, name, multiplies in ((plain, "16", "bf16"), (1 - plain, few, _multiplied(llm))):
+            if not share:
+                continue
+            of = rates.matrices.get(name, rates.matrices["16"])
+            rate = gpu.flops_of(multiplies) * of.compute * sustained(gpu, multiplies)
+            self._gemm_token += share * 2.0 * matrix / rate
+            self._gemm_moved += share * of.moved * 2.0 * moved / memory
+            if gpu.flops_of(multiplies) != gpu.peak_flops:
+                self._gemm_moved += share * 3.0 * inputs / (QUANTISING_SHARE * memory)
+
+    def _set_experts(self, rates: Rates, release: tuple[int, ...]) -> None:
+        llm, gpu = self.llm, self.gpu
+        if not llm.experts:
+            return
+        name = format_of(llm, gpu, of_experts=True)
+        of = rates.experts.get(name) or rates.experts["16"]
+        memory = gpu.memory_bytes_per_s
+        multiplies = _multiplied(llm) if name in ("fp8 blocks", "fp4") else "bf16"
+        rate = gpu.flops_of(multiplies) * sustained(gpu, multiplies) / of.slower
+        width = 1 if self._sharing else self.tp * self._dp
+        parameters = llm.expert_layers * llm.mlp_parameters / width
+        share = rates.read["16" if llm.weights is None else "few"]
+        self._expert_read = parameters * llm.matrix_bytes[1] / (memory * share)
+        self._expert_token = 2.0 * parameters / rate
+        inner = of.inner * llm.intermediate / width
+        moved = llm.expert_layers * 2.0 * (of.moved * llm.hidden + inner) / memory
+        self._expert_moved = moved
+        self._expert_fixed = llm.expert_layers * rates.expert_layer_s
+        self._expert_prompt = llm.expert_layers * max(of.start_s, rates.expert_layer_s)
+        self._padded, self._padded_moved = 0, 0.0
+        first, last = PADDED_RELEASES
+        on_hopper = name == "fp8 blocks" and gpu.family == "hopper"
+        if on_hopper and self.tp < 8 and first <= release < last:
+            self._padded = llm.experts * PADDED_ROWS
+            row = 2.0 * (PADDED_MOVED * llm.hidden + inner) / (QUANTISING_SHARE * memory)
+            self._padded_moved = llm.expert_layers * self._padded * row
+        if self._sharing:
+            self._busiest = busiest_experts(llm.experts, self._sharing).tolist()
+        self._drawn = zipf_shares(llm.experts, llm.experts_per_token)
+
+    def _set_prompts(self, rates: Rates) -> None:
+        llm, gpu, tp = self.llm, self.gpu, self.tp
+        heads = min(rates.attention, key=lambda size: abs(size - llm.head_dim))
+        share = rates.attention[heads]
+        sinks = llm.weights is not None and llm.weights.name == "mxfp4" and llm.window > 0
+        if sinks and gpu.family != "hopper":
+            share = TRITON_ATTENTION
+        rate = gpu.peak_flops * share * sustained(gpu, "bf16")
+        self._pair = llm.attention_flops_per_pair / tp / rate
+        moved = 10.0 * llm.heads * llm.head_dim / tp / gpu.memory_bytes_per_s
+        self._prompt_token = llm.layers * moved
+        self._prompt_start = llm.layers * CHUNK_START_S
+        longer = EXPERTS_LONGER * llm.expert_layers + llm.layers - llm.expert_layers
+        self._prompt_least = longer * PROMPT_LAYER_S
+
+    def _set_exchange(self, ranks: int) -> None:
+        """A rank gets the tokens of the others before its experts, and sends as many back: vLLM's
+        default, allgather_reducescatter. Together they begin as one all-reduce does."""
+        llm, gpu, e, dp = self.llm, self.gpu, self.efficiency, self._dp
+        between = gpu.link_bytes_per_s * e.link_share * pcie_sharing(gpu, ranks)
+        exchanged = 2.0 * (dp - 1) * llm.expert_layers * llm.hidden * llm.dtype_bytes
+        self._exchange_token = exchanged / between
+        self._exchange_fixed = llm.expert_layers * e.allreduce_s if dp > 1 else 0.0
+
+    def _set_allreduce(self, rates: Rates) -> None:
+        llm, gpu, tp = self.llm, self.gpu, self.tp
+        self._allreduce_fixed = self._exchange_fixed
+        if tp == 1:
+            return
+        start = ALLREDUCE_START_S.get(tp, 7e-6) if gpu.nvlink_bytes_per_s else PCIE_START_S
+        each = 2.0 * llm.layers
+        self._allreduce_fixed += each * start
+        if llm.norms_over_heads:
+            self._allreduce_fixed += each * start  # norms of q and k: a value a token
+        nearest = min(rates.bus, key=lambda ranks: abs(ranks - tp))
+        self._bus = rates.bus[nearest]
+        self._ring = 2.0 * (tp - 1) / tp * each * llm.hidden * llm.dtype_bytes
+        self._message = llm.hidden * llm.dtype_bytes
+
+    # -- terms -------------------------------------------------------------------------------------
+    def _allreduce(self, tokens: int) -> float:
+        fixed = self._allreduce_fixed + self._exchange_token * tokens
+        if self.tp == 1:
+            return fixed
+        small, large = self._bus
+        along = np.log(max(tokens * self._message, SMALL_BYTES) / SMALL_BYTES)
+        along = min(float(along / np.log(LARGE_BYTES / SMALL_BYTES)), 1.0)
+        return fixed + self._ring * tokens / (small * (large / small) ** along)
+
+    def _gemm(self, tokens: int) -> float:
+        dense = max(self._gemm_floor, self._gemm_token * tokens) + self._gemm_moved * tokens
+        return dense + self._experts(tokens * self._dp) if self.llm.experts else dense
+
+    def _experts(self, tokens: float) -> float:
+        return self._expert_fixed + self.chosen_seconds(tokens)
+
+    def _chosen_seconds(self, tokens: float) -> float:
+        """Of the routed experts of all layers, but what is fixed."""
+        llm = self.llm
+        chosen = float(np.sum(1.0 - (1.0 - self._drawn) ** tokens))
+        pairs = tokens * llm.experts_per_token
+        if self._sharing:
+            pairs = busiest_tokens(tokens, llm.experts, llm.experts_per_token, self._sharing)
+            below = min(int(chosen), llm.experts - 1)
+            least, next_one = self._busiest[below], self._busiest[below + 1]
+            chosen = least + (chosen - below) * (next_one - least)
+        multiplied = self._expert_token * (pairs + self._padded)
+        moved = self._padded_moved + self._expert_moved * pairs
+        return max(self._expert_read * chosen, multiplied) + moved
+
+    def _without_decode_kv(self, tokens: int, rows: int, prefill_attention: float) -> float:
+        if not tokens:
+            return self.efficiency.host_s
+        head = max(self._head_floor, self._head_row * (rows + self._half))
+        fixed = self._fixed + self._allreduce(tokens)
+        per_token = self._elementwise_token * tokens
+        return fixed + self._gemm(tokens) + head + per_token + self._row * rows + prefill_attention
+
+    def step_seconds(self, work: StepComposition) -> float:
+        """Seconds of one step. A step that computes no token costs the host's constant."""
+        if len(work.prefill_new):
+            return float(sum(self.terms(work).values()))
+        return super().step_seconds(work)
+
+    def terms(self, work: StepComposition) -> dict[str, float]:
+        """The terms of the module's docstring, seconds; `gemm` with experts."""
+        n, prompts = work.decode_requests, len(work.prefill_new)
+        new, pairs, _ = self._prefill_totals(work)
+        tokens, rows = n + new, n + prompts
+        if not tokens:
+            return {"host": self.efficiency.host_s}
+        attention = self._pair * pairs + self._prompt_token * new
+        attention += self._prompt_start if prompts else 0.0
+        gemm, layers = self._gemm(tokens), self._layer_s
+        if prompts:
+            if self.llm.experts:
+                gemm += self._expert_prompt - self._expert_fixed
+            elementwise = self._elementwise_token * tokens
+            layers = max(self._prompt_least - gemm - attention - elementwise, 0.0)
+        return {
+            "gemm": gemm,
+            "head": max(self._head_floor, self._head_row * (rows + self._half))
+            + self._gather_row * rows,
+            "decode_kv": float(self._decode_kv(work.decode_context + n, n)),
+            "prefill_attention": attention,
+            "elementwise": self._elementwise_token * tokens,
+            "allreduce": self._allreduce(tokens),
+            "layers": layers,
+            "host": self.efficiency.host_s + self.efficiency.host_request_s * rows,
+        }
+
+    def token_seconds(self, tokens: float) -> float:
+        """Seconds of what depends on the tokens of all data-parallel ranks, if each has so many:
+        experts and what ranks exchange around them. 0 where experts are not shared."""
+        if self._dp == 1 or not tokens:
+            return 0.0
+        exchanged = self._exchange_fixed + self._exchange_token * tokens
+        return self._experts(tokens * self._dp) + exchanged
+
+    def allreduce_seconds(self, work: StepComposition) -> float:
+        tokens = work.new_tokens
+        return self._allreduce(tokens) if tokens and self.tp * self._dp > 1 else 0.0
+
+
+def zipf_shares(experts: int, each: int) -> np.ndarray:
+    """float64[experts]: the share of tokens that choose each expert, of draws of `each` different
+    ones with popularity 1 / rank ** ZIPF; their sum is `each`."""
+    weights = np.arange(1, experts + 1, dtype=float) ** -ZIPF
+    low, high = 0.0, 1e6
+    for _ in range(200):  # of independent draws with the same sum
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.sum(-np.expm1(-middle * weights)) < each else (low, middle)
+    return -np.expm1(-low * weights)
+
+
+def _multiplied(llm: ModelSpec) -> str:
+    return "bf16" if llm.weights is None else llm.weights.multiplies
+
+
+def _widths(llm: ModelSpec, tp: int) -> tuple[float, float]:
+    """(inputs and outputs, inputs) of the matrices that every token passes, values a token on a
+    rank, all layers."""
+    q, kv = llm.heads * llm.head_dim / tp, 2 * llm.kv_heads * llm.head_dim / min(tp, llm.kv_heads)
+    if llm.latent is not None:
+        kv = llm.latent.cached + llm.latent.kv_rank
+    attention = (2 * llm.hidden + 2 * q + kv, llm.hidden + q)
+
+    def mlp(width: float) -> tuple[float, float]:
+        inner = width / tp
+        into = 2 if llm.gated_mlp else 1
+        return (2 * llm.hidden + (into + 1) * inner, llm.hidden + inner) if width else (0.0, 0.0)
+
+    dense = mlp(llm.dense_intermediate if llm.experts else llm.intermediate)
+    shared = mlp(llm.shared_intermediate)
+    dense_layers = llm.dense_layers if llm.experts else llm.layers
+    both = [
+        llm.layers * a + dense_layers * d + llm.expert_layers * s
+        for a, d, s in zip(attention, dense, shared, strict=True)
+    ]
+    return both[0], both[1]
+
+
+def rank_model(
+    llm: ModelSpec,
+    gpu: GpuSpec,
+    tp: int,
+    efficiency: Efficiency,
+    dp: int = 1,
+    ep: bool = False,
+    head: bool = True,
+    release: tuple[int, ...] = (),
+) -> RooflineModel:
+    """The model of one rank that is derived from specs: the roofline of a dense model in 16 bits,
+    the sum of kernels of all others, which is nearer to measured steps of these."""
+    if sums_kernels(llm):
+        return KernelsModel(llm, gpu, tp, efficiency, dp, ep, head, release)
+    check_ranks(llm, gpu.name, tp, dp, ep)
+    return RooflineModel(llm, gpu, tp, efficiency, head)

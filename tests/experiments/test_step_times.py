@@ -1,0 +1,77 @@
+"""Forms of step times scored on measured steps and prompts."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("aiconfigurator_core")
+
+from twinserve.experiments.step_times import main  # noqa: E402
+from twinserve.experiments.step_times.load import seconds  # noqa: E402
+from twinserve.experiments.step_times.points import Measured, read_measured  # noqa: E402
+from twinserve.profiles.forms.efficiency_fit import decode_work  # noqa: E402
+from twinserve.profiles.profile import load_profile  # noqa: E402
+from twinserve.profiles.specs import ProfileError  # noqa: E402
+
+ONE = Measured("a", "tpot", "llama-3.1-8b@h100", 100, 200, 1, 0.0075, ahead=True)
+
+
+@pytest.fixture(scope="module")
+def points():
+    try:
+        return read_measured(main.truth_folder())
+    except ProfileError:
+        if os.environ.get("TWINSERVE_REQUIRE_TRACES"):
+            raise
+        pytest.skip("measured steps not found; set TWINSERVE_TRUTH to their folder")
+
+
+def test_one_request_decodes_at_the_profile_s_step():
+    profile = load_profile(ONE.profile)
+    step = profile.model().step_seconds(decode_work(1, 200))
+    assert seconds(ONE, profile) == pytest.approx(step)
+    more = seconds(replace(ONE, concurrency=8), profile)
+    assert more > profile.model().step_seconds(decode_work(8, 200))  # others' prompts
+    assert seconds(replace(ONE, ahead=False), profile) > step
+
+
+def test_a_load_beyond_the_memory_is_not_scored():
+    rows = main.score([replace(ONE, concurrency=1e5)], ["roofline"])
+    assert rows.why.tolist() == ["more KV than there is room"]
+
+
+def test_a_summary_counts_what_ranges_hold():
+    rows = pd.DataFrame(
+        {
+            "source": ["a", "a", "b"],
+            "kind": ["x"] * 3,
+            "ratio": [1.0, 1.05, 2.0],
+            "error": [0.1] * 3,
+        }
+    )
+    (row,) = main.summary(rows, ["kind"]).to_dict("records")
+    assert (row["points"], row["sources"], row["median"]) == (3, 2, pytest.approx(5))
+    assert row["held"] == pytest.approx(200 / 3) and row["width"] == pytest.approx(21)
+    missed = 20 * (np.log(2) - np.log(1.1))
+    assert row["interval"] == pytest.approx(100 * (2 * np.log(1.1) + missed / 3))
+
+
+def test_mixtures_and_quantised_models_are_near_what_was_measured(points):
+    """On all points of these kinds; none was fitted to. The roofline was 15 and 34 % off."""
+    kinds = [p for p in points if not p.why_not and "tpot" == p.what and "fp" in p.profile]
+    rows = main.score(kinds, ["roofline"])
+    rows = rows[(rows.why == "") & (rows.kind != "dense 16 bits")]
+    error = (rows.ratio - 1).abs()
+    assert len(rows) > 400
+    assert error.median() < 0.08 and error.quantile(0.9) < 0.2
+
+
+def test_the_command_prints_tables(points, capsys, monkeypatch):
+    monkeypatch.setattr(main, "read_measured", lambda truth: points[:12])
+    main.main(["--form", "roofline"])
+    printed = capsys.readouterr().out
+    assert "### By kind and GPU family" in printed and "| decode | dense 16 bits |" in printed
+    assert "- 3 x unknown GPU" in printed
