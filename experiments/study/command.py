@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -88,26 +87,6 @@ class GridOptions:
         return replace(
             self, seeds=count, out=self.out if self.out is not None else Path("out") / experiment
         )
-
-
-@dataclass(frozen=True)
-class Special:
-    """A study that is no `Study`: a function that runs everything and returns its report."""
-
-    system: str
-    experiment: Callable[[GridOptions], str]
-    seeds: int
-    least_seeds: int = 1
-
-    def command(self, names: Sequence[str], options: GridOptions) -> str:
-        """What `twinserve study` runs. Raises SettingsError."""
-        if names:
-            raise SettingsError(f"{self.system} has no figures to choose from; drop {names[0]}")
-        if options.redraw:
-            raise SettingsError(f"{self.system} is made in one piece; drop --redraw")
-        if options.only:
-            raise SettingsError(f"{self.system} is made in one piece; drop --only")
-        return self.experiment(options.of(self.system, self.seeds, self.least_seeds))
 
 
 def study(
