@@ -20,6 +20,7 @@ from twinserve.sim.sweep import combinations as of
 from twinserve.sim.sweep import draw, output, plots
 from twinserve.sim.sweep.check import check_names as check_runnable
 from twinserve.sim.sweep.executors import InThisProcess, check_count, processes
+from twinserve.sim.sweep.repeats import parse_repeat
 from twinserve.sim.sweep.sweep import Sweep as Runner
 
 _WIDTH = 110  # of a table as text
@@ -58,6 +59,7 @@ class Sweep:
         sink = io.StringIO()
         console = text_console(sink, width=_WIDTH)
         output.print_seed_table(self.table, self.axes, console=console)
+        output.print_copies(self.table, console)
         output.print_notices(self.runs, console)
         return "\n".join(line.rstrip() for line in sink.getvalue().splitlines())
 
@@ -71,6 +73,7 @@ def sweep(
     grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
     *,
     seeds: int = 1,
+    repeat: str | None = None,
     out: str | os.PathLike | None = None,
     workers: int | None = None,
     preset: str | None = None,
@@ -91,6 +94,7 @@ def sweep(
     grid      setting -> values, all crossed: {"policy": ["vllm", "bros"], "load": [0.5, 0.9]}; or
               a list of combinations: [{"policy": "vllm", "load": 0.5}, ...]
     seeds     runs of each combination, with seed, seed + 1, ...
+    repeat    instead of seeds, of a recorded trace: "windows=5", "blocks=20" (docs/sweep.md)
     out       folder in which runs that ended are kept, so that the same call goes on from there;
               None: nothing is kept
     workers   processes; 1: this one. [default: one for each core] A script that is run as a file
@@ -101,6 +105,7 @@ def sweep(
     """
     check_count("seeds", seeds)
     check_count("workers", workers)
+    copies = parse_repeat(repeat, seeds)
     fixed: dict[str, Any] = {**settings}
     fixed |= {} if policy is None else {"policy": (policy,)}
     fixed |= {} if trace is None else {"trace": trace}
@@ -111,7 +116,7 @@ def sweep(
         check_runnable(found)
         return found
 
-    runs = of.runs_of(of.crossed(_sources(grid)), seeds, build)
+    runs = of.runs_of(of.crossed(_sources(grid)), copies, build)
     measured = measured_with(goodput, warmup, percentiles=percentiles)
 
     def report(done: int, failed: int) -> None:
@@ -122,7 +127,7 @@ def sweep(
         folder = Path(temporary if out is None else out)
         if (folder / "run.json").exists():
             raise SettingsError(f"out {folder}: is the folder of a run; name another one")
-        runner = Runner(runs, folder, any_version, retry_failed, measured, error_bars)
+        runner = Runner(runs, folder, any_version, retry_failed, measured, error_bars, copies)
         runner.run(
             lambda count: InThisProcess() if workers == 1 else processes(workers, count), report
         )
@@ -131,7 +136,7 @@ def sweep(
         failures = output.failures_frame(results, axes)
         table = output.seed_table(frame, axes) if len(frame) else frame
         if out is not None:
-            about = output.about(runs, measured, error_bars)
+            about = output.about(runs, measured, error_bars, copies)
             output.write_results(folder, frame, table, failures, about)
     return Sweep(table, frame, failures, tuple(axes))
 

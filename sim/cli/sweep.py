@@ -27,6 +27,7 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 if TYPE_CHECKING:
     from twinserve.sim.sweep.combinations import Run
     from twinserve.sim.sweep.executors import Workers
+    from twinserve.sim.sweep.repeats import Repeat
     from twinserve.sim.sweep.sweep import Sweep
 
 _Several = Annotated[list[str] | None, Parameter(negative=""), Starting]
@@ -42,6 +43,8 @@ def sweep(
     grid: _Several = None,
     link_vars: Annotated[str, Starting] = "",
     seeds: Annotated[int, Starting] = 1,
+    repeat: Annotated[str | None, Starting] = None,
+    baseline: Annotated[str | None, Measured] = None,
     preset: Annotated[str | None, Starting] = None,
     config_file: ConfigFile = None,
     goodput: Goodput = None,
@@ -83,6 +86,11 @@ def sweep(
         Only combinations in which these settings have equal values: SETTING=SETTING,...
     seeds: int
         Runs of each combination, with --seed, --seed + 1, ...
+    repeat: str
+        Instead of --seeds, of a recorded trace: windows=5 runs each combination in five windows of
+        the trace, blocks=20 once, with intervals from a bootstrap over twenty blocks of its time.
+    baseline: str
+        Show differences to the runs with this value, as policy=vllm, paired and tested.
     preset: str
         A published setting, which other flags modify: bros-hybrid.
     config_file: Path
@@ -115,9 +123,11 @@ def sweep(
     """
     from twinserve.sim.results.metrics_goodput import parse_goodput
     from twinserve.sim.setup.measured import metrics_options
+    from twinserve.sim.sweep.baseline import check_baseline, read_baseline
     from twinserve.sim.sweep.draw import check_x, parse_plot
     from twinserve.sim.sweep.executors import check_count
     from twinserve.sim.sweep.output import axes_of
+    from twinserve.sim.sweep.repeats import parse_repeat
     from twinserve.sim.sweep.sweep import Sweep
 
     check_count("--seeds", seeds)
@@ -125,16 +135,22 @@ def sweep(
     objectives = None if goodput is None else parse_goodput(goodput)
     options = metrics_options(objectives, warmup, None, percentiles)
     x, names = parse_plot(plot or [])
-    runs = _runs(config, params or [], grid or [], link_vars, seeds, preset, config_file)
+    copies = parse_repeat(repeat, seeds)
+    runs = _runs(config, params or [], grid or [], link_vars, copies, preset, config_file)
     check_x(axes_of(runs), x)
+    base = None if baseline is None else read_baseline(baseline, axes_of(runs))
+    if base is not None:
+        check_baseline(base, [getattr(r.config, base[0], r.axes.get(base[0])) for r in runs])
     if dry_run:
-        _list(runs, out and Sweep(runs, out, any_version, retry_failed, options, error_bars))
+        _list(
+            runs, out and Sweep(runs, out, any_version, retry_failed, options, error_bars, copies)
+        )
         return
     if out is None:
         raise SettingsError("--out DIR is needed: what has ended is kept there")
     if (out / "run.json").exists():
         raise SettingsError(f"--out {out}: is the folder of a run; name another one")
-    found = Sweep(runs, out, any_version, retry_failed, options, error_bars)
+    found = Sweep(runs, out, any_version, retry_failed, options, error_bars, copies)
     progress = RunProgress(shown=not quiet)
     progress.begin("sweep", len(found.kept) / len(runs))
 
@@ -150,7 +166,7 @@ def sweep(
     except BaseException as ended:  # Ctrl-C or SIGTERM: what it says is what the user is told
         ended.args = (_RESUMABLE,)
         raise
-    _write(found, out, x, names)
+    _write(found, out, x, names, base)
 
 
 def _runs(
@@ -158,7 +174,7 @@ def _runs(
     params: list[Path],
     grid: list[str],
     link_vars: str,
-    seeds: int,
+    copies: Repeat,
     preset: str | None,
     config_file: Path | None,
 ) -> list[Run]:
@@ -180,7 +196,7 @@ def _runs(
         check_names(found)
         return found
 
-    return of.runs_of(crossed, seeds, build)
+    return of.runs_of(crossed, copies, build)
 
 
 def _list(runs: list[Run], found: Sweep | None) -> None:
@@ -197,19 +213,29 @@ def _executor(kind: str, workers: int | None, count: int) -> Workers:
     return processes(workers, count)
 
 
-def _write(found: Sweep, out: Path, x: str | None, names: list[str]) -> None:
+def _write(
+    found: Sweep, out: Path, x: str | None, names: list[str], base: tuple[str, str] | None
+) -> None:
     """Tables, plots, and the printed table; SystemExit where a run failed."""
     from twinserve.sim.sweep import draw, output, plots
+    from twinserve.sim.sweep.baseline import differences
+    from twinserve.traces.write import write_atomically
 
     results, axes = found.results(), output.axes_of(found.runs)
     frame = output.runs_frame(results, axes)
     failures = output.failures_frame(results, axes)
     table = output.seed_table(frame, axes) if len(frame) else frame
-    about = output.about(found.runs, found.options, found.error_bars)
+    about = output.about(found.runs, found.options, found.error_bars, found.repeat)
     output.write_results(out, frame, table, failures, about)
     if len(frame):
         output.print_seed_table(table, axes, names)
+        output.print_copies(table)
         output.print_notices(frame)
+        if base is not None:
+            shown = [n for n in dict.fromkeys([*output.COLUMNS, *names]) if n in frame]
+            compared = differences(frame, axes, base, shown)
+            write_atomically(out / "differences.csv", compared.to_csv(index=False).encode())
+            output.print_differences(compared, axes)
         chosen, drawn = x or draw.choose_x(table, axes), draw.choose_y(table, names)
         if chosen is not None and drawn:
             plots.write_plots(out, plots.plot(table, axes, chosen, drawn))

@@ -45,6 +45,7 @@ _OVER = (
     ("scheduler.mean_waiting", "Queue, mean", "requests waiting", False),
 )
 _CI = "_ci"
+_COPIES = "same_requests"
 
 
 def sweep_part(found: Found) -> Part:
@@ -58,13 +59,11 @@ def sweep_part(found: Found) -> Part:
         blocks.append(note("No run of this sweep has completed."))
     else:
         axes = _checked(means, found.folder / "table.csv")
-        several = f"{len(seeds)} seed" + "s" * (len(seeds) != 1)
-        blocks.append(
-            paragraph(
-                f"{len(means)} combinations with {several} each. Numbers are means over seeds, ± "
-                "and bars half widths of their 95 % intervals (Student's)."
+        blocks.append(paragraph(_repeated(document, len(means), len(seeds))))
+        if _COPIES in means and means[_COPIES].any():
+            blocks.append(
+                note("Requests are recorded, the same for each seed, so there is no interval.")
             )
-        )
         blocks.append(_table(means, axes))
         blocks += [c for c in _charts(means, axes) if c.curves]
     if failures is not None:
@@ -73,6 +72,21 @@ def sweep_part(found: Found) -> Part:
         blocks.append(folded("failed runs", [table(list(failures.columns), rows)]))
     blocks += _again(document)
     return Part(f"Sweep {found.label}", tuple(blocks))
+
+
+def _repeated(document: Mapping, combinations: int, seeds: int) -> str:
+    """How many runs the numbers are of, and what an interval is."""
+    kind, _, count = str(document.get("repeat") or "").partition("=")
+    if kind == "blocks":
+        return (
+            f"{combinations} combinations, one run each. ± and bars are half widths of 95 % "
+            f"intervals, from a bootstrap over {count} blocks of its time."
+        )
+    what = f"{count} windows" if kind else f"{seeds} seed" + "s" * (seeds != 1)
+    return (
+        f"{combinations} combinations with {what} each. Numbers are means over them, ± and bars "
+        "half widths of their 95 % intervals (Student's)."
+    )
 
 
 def _csv(file: Path) -> pd.DataFrame | None:
@@ -240,7 +254,7 @@ def _again(document: Mapping) -> list[Html]:
         return [folded("settings of all runs", [listing(dump_json(document["common"]))])]
     asked = measured_again(document.get("metrics"))
     settings = {**document.get("given", {}), "params": "combinations.json"}
-    settings |= {"seeds": document.get("seeds_of_each"), **asked}
+    settings |= {"seeds": document.get("seeds_of_each"), "repeat": document.get("repeat"), **asked}
     settings |= {"error_bars": document.get("error_bars") is True, "out": "again"}
     return [
         paragraph("To run it again, with the combinations below in combinations.json:"),

@@ -18,6 +18,7 @@ from twinserve.formats import parse_json
 from twinserve.policies.names import hint
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.option_groups import VLLM_NAMES
+from twinserve.sim.sweep.repeats import Repeat
 
 NAME = "_benchmark_name"  # vLLM's key for the name of a combination
 FIELDS = SimulationConfig.model_fields
@@ -288,22 +289,28 @@ class Run:
     axes    what the combination names, as flags have it, and its name: tells its row apart
     config  all settings; one policy
     where   for errors
+    told_by the setting that tells it from the other runs of its combination
     """
 
     axes: Mapping[str, Any]
     config: SimulationConfig
     where: str
+    told_by: str = "seed"
+
+    @property
+    def copy(self) -> dict[str, Any]:
+        """Its seed, and what else tells it from the other runs of its combination."""
+        return {"seed": self.config.seed, self.told_by: getattr(self.config, self.told_by)}
 
     def __str__(self) -> str:
-        seed = {"seed": self.config.seed}
+        seed = self.copy
         return " ".join(f"{name}={text_of(value)}" for name, value in {**self.axes, **seed}.items())
 
 
 def runs_of(
-    combinations: Iterable[Combination], seeds: int, build: Callable[[dict], SimulationConfig]
+    combinations: Iterable[Combination], repeat: Repeat, build: Callable[[dict], SimulationConfig]
 ) -> list[Run]:
-    """A run for each combination and each of so many seeds from its own on, the seed changing
-    fastest.
+    """A run for each combination and each of its copies, the copies changing fastest.
 
     build  settings of a combination to all settings of a run; what it raises as ValueError is
            said with the combination
@@ -323,11 +330,11 @@ def runs_of(
             raise SettingsError(f"{where}: a run has one policy; make an entry of each")
         name = {} if combination.name is None else {"name": combination.name}
         named = {key: getattr(config, key) for key in combination.settings if key != "seed"}
-        for seed in range(config.seed, config.seed + seeds):
-            run = Run({**name, **named}, config.model_copy(update={"seed": seed}), where)
+        for copy in repeat.copies(config):
+            run = Run({**name, **named}, copy, where, repeat.told_by)
             if run.config in seen:
                 again = seen[run.config]
-                raise SettingsError(f"{where}: with seed {seed} is the same run as {again}")
+                raise SettingsError(f"{where}: with seed {copy.seed} is the same run as {again}")
             seen[run.config] = where
             runs.append(run)
     if not runs:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from twinserve.profiles.step_times import choose
+from twinserve.sim.results.blocks import half_widths
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars
@@ -19,8 +23,11 @@ from twinserve.sim.setup.run import PLAIN, run_each
 from twinserve.sim.sweep.digests import sources_digest
 from twinserve.sim.sweep.points import Kept
 from twinserve.traces.load import load_trace
+from twinserve.traces.workload import Workload
 
 NOTICES = "notices"  # column of a run's row
+REQUESTS = "requests_sha256"  # another one
+HALF = ".half"  # of a number's interval by blocks of time: behind its name
 LOW, HIGH = ".low", ".high"  # of a number with an error bar: behind its name
 # Of a worker: runs that follow each other mostly have these in common.
 _SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(choose))
@@ -31,12 +38,14 @@ def one_run(
     sources: str,
     options: MetricsOptions = PLAIN,
     error_bars: bool = False,
+    blocks: int = 0,
 ) -> Kept:
     """The main numbers of a run, or why it failed: nothing that a run raises is raised here.
 
     settings    of a SimulationConfig with one policy, as JSON has them
     sources     digest that the package must have: another machine may have another version
     options     further metrics
+    blocks      of time, for intervals of this run (`sim/results/blocks.py`); 0: none
     error_bars  the run four times more, with step times off (`sim/setup/error_bars.py`)
     """
     _settle()
@@ -49,12 +58,24 @@ def one_run(
         ((spec, result),) = run_each(inputs, options=options)
         if error_bars:
             add_error_bars(inputs, spec, result, options=options)
-        return Kept([flat(result.summary) | _bars(result.summary) | _said(inputs.notices)])
+        row = flat(result.summary) | _bars(result.summary) | _said(inputs.notices)
+        halves = half_widths(result.rows.requests, blocks) if blocks else {}
+        row |= {f"{name}{HALF}": half for name, half in halves.items()}
+        return Kept([row | {REQUESTS: _requests(inputs.workload)}])
     except Exception as error:
         return Kept([], failure(error))
     finally:
         # a simulation's objects refer to each other in circles; a worker would keep dozens of them
         gc.collect()
+
+
+def _requests(workload: Workload) -> str:
+    """Tells lists of requests apart; best-effort batches of a pool are not among them."""
+    columns = workload.arrival_s, workload.prompt_tokens, workload.output_tokens
+    digest = hashlib.sha256()
+    for column in columns:
+        digest.update(column.astype(np.float64).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _bars(summary: Mapping[str, Any]) -> dict[str, float]:

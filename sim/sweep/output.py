@@ -31,8 +31,9 @@ from twinserve.errors import worded
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.sweep.combinations import NAME, Run, text_of
-from twinserve.sim.sweep.one import HIGH, LOW, NOTICES
+from twinserve.sim.sweep.one import HALF, HIGH, LOW, NOTICES, REQUESTS
 from twinserve.sim.sweep.points import KEPT, Kept
+from twinserve.sim.sweep.repeats import Repeat
 from twinserve.sim.sweep.statistics import over_seeds, shown
 from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import write_atomically
@@ -48,6 +49,11 @@ COLUMNS = {
 VERDICT = "classes.rt.saturation.verdict"  # of each run; shown as `queue`, as simulate does
 _QUEUES = {"keeps up": "steady", "saturated": "grows"}
 _MOST_NOTICES = 8
+COPIES = "same_requests"  # column of table.csv
+COPIED = (
+    "requests are recorded, the same for each seed, so there is no interval; --repeat windows=5 "
+    "takes other windows of the trace, --repeat blocks=20 parts of one run"
+)
 _BARS = "[low, high]: step times off by the expected error, means over seeds (docs/profiles.md)"
 _WIDEST = 160  # of the printed table where it goes into a file
 
@@ -60,7 +66,7 @@ def axes_of(runs: Sequence[Run]) -> list[str]:
 def runs_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.DataFrame:
     """runs.parquet: a row for each run that completed, in the order of the runs."""
     rows = [
-        {**_axis_values(run, axes), "seed": run.config.seed, **row}
+        {**_axis_values(run, axes), **_copy(run), **row}
         for run, kept in results
         for row in kept.rows
     ]
@@ -70,11 +76,16 @@ def runs_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.D
 def failures_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.DataFrame:
     """failures.csv, in the order of the runs."""
     rows = [
-        {**_axis_values(run, axes), "seed": run.config.seed, "error": kept.failed}
+        {**_axis_values(run, axes), **_copy(run), "error": kept.failed}
         for run, kept in results
         if kept.failed is not None
     ]
-    return pd.DataFrame(rows, columns=[*axes, "seed", "error"])
+    told_by = {name: None for run, _ in results for name in run.copy}
+    return pd.DataFrame(rows, columns=[*axes, *({"seed": None} | told_by), "error"])
+
+
+def _copy(run: Run) -> dict[str, Any]:
+    return {name: value if name == "seed" else text_of(value) for name, value in run.copy.items()}
 
 
 def _axis_values(run: Run, axes: Sequence[str]) -> dict[str, Any]:
@@ -94,16 +105,37 @@ def seed_table(frame: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
         for name in frame.columns
         if name not in (*axes, "seed") and pd.api.types.is_numeric_dtype(frame[name])
     ]
+    values = [name for name in values if not name.endswith(HALF)]
     by = axes or ["all"]
     frame = frame if axes else frame.assign(all="all")
     table = over_seeds(frame, by, values)
     ends = [f"{name}_ci" for name in values if name.endswith((LOW, HIGH))]
     table = table.drop(columns=ends).copy()  # of many columns, one by one: in one piece
+    copied = [_copied(found) for _, found in frame.groupby(list(by), sort=False, dropna=False)]
+    if any(copied):  # an interval would say how sure the copies are of each other
+        table.loc[copied, [name for name in table if name.endswith("_ci")]] = np.nan
+        table[COPIES] = copied
+    for name in frame.columns:
+        if name.endswith(HALF):  # of one run a combination
+            table[f"{name.removesuffix(HALF)}_ci"] = frame[name].to_numpy()
     for name in frame.columns:
         if name.endswith(".saturation.verdict"):
             grouped = frame.groupby(list(by), sort=False, dropna=False)[name]
             table[name] = [_counted(found) for _, found in grouped]
     return table if axes else table.drop(columns="all")
+
+
+def _copied(runs: pd.DataFrame) -> bool:
+    """Whether several runs have the same requests."""
+    if len(runs) < 2 or REQUESTS not in runs:
+        return False
+    return bool(runs[REQUESTS].notna().all() and runs[REQUESTS].nunique() == 1)
+
+
+def print_copies(table: pd.DataFrame, console=None) -> None:
+    """That intervals are left out, where seeds give the same requests."""
+    if COPIES in table and table[COPIES].any():
+        (console or Console(soft_wrap=True)).print(f"note: {COPIED}", highlight=False)
 
 
 def _counted(verdicts: pd.Series) -> str | None:
@@ -137,7 +169,7 @@ def write_results(
     write_atomically(out / "sweep.json", dump_json(about).encode())
 
 
-def about(runs: Sequence[Run], options: MetricsOptions, error_bars: bool) -> dict:
+def about(runs: Sequence[Run], options: MetricsOptions, error_bars: bool, repeat: Repeat) -> dict:
     """sweep.json: the settings that are the same in all runs, and all that asks for them again."""
     first = runs[0].config.model_dump(mode="json")
     others = [run.config.model_dump(mode="json") for run in runs[1:]]
@@ -148,12 +180,17 @@ def about(runs: Sequence[Run], options: MetricsOptions, error_bars: bool) -> dic
     }
     axes = axes_of(runs)
     own = runs[0].config.model_dump(mode="json", exclude_defaults=True)
-    given = {name: value for name, value in own.items() if name not in (*axes, "seed")}
+    given = {
+        name: value for name, value in own.items() if name not in (*axes, "seed", repeat.told_by)
+    }
+    if repeat.windows:
+        given["window"] = runs[0].config.window[0], runs[-1].config.window[1]
     firsts = [next(found) for _, found in groupby(runs, key=lambda run: run.where)]
     return {
         "runs": len(runs),
         "seeds": sorted({run.config.seed for run in runs}),
-        "seeds_of_each": len(runs) // len(firsts),
+        "seeds_of_each": repeat.seeds,
+        "repeat": str(repeat) if repeat.windows or repeat.blocks else None,
         "given": given,
         "combinations": [_entry(run, axes) for run in firsts],
         "metrics": options.described(),
@@ -217,6 +254,37 @@ def print_seed_table(
     console.print(printed)
     if any(name.endswith(LOW) for name in table):
         console.print(_BARS, highlight=False, markup=False)
+
+
+def print_differences(found: pd.DataFrame, axes: Sequence[str], console=None) -> None:
+    """A line for each combination but the baseline, of the main numbers."""
+    if not len(found):
+        return
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDEST)
+    axes = [name for name in axes if found[name].nunique(dropna=False) > 1] or list(axes)
+    numbers = list(dict.fromkeys(found["number"]))
+    printed = Table(box=None, pad_edge=False)
+    for name in axes:
+        printed.add_column(name)
+    for name in numbers:
+        printed.add_column(COLUMNS.get(name, name), justify="right")
+    for keys, rows in found.groupby(axes, sort=False, dropna=False):
+        cells = {
+            row["number"]: f"{shown(row['difference'], row['ci'])}"
+            + (" *" if row["verdict"] == "significant" else "  ")
+            for row in rows.to_dict("records")
+        }
+        printed.add_row(*map(text_of, keys), *(cells.get(name, "-") for name in numbers))
+    pairs = f"{found['runs'].iloc[0]} pairs of runs with the same requests"
+    console.print(f"differences to {found['baseline'].iloc[0]}, {pairs}:", highlight=False)
+    console.print(printed)
+    untested = {"one run", "requests are the same"} & set(found["verdict"])
+    for reason in sorted(untested):
+        console.print(f"note: differences are not tested: {reason}", highlight=False)
+    if not untested:
+        console.print("* significant: its 95 % interval leaves out 0", highlight=False)
 
 
 def _bar(row: Mapping[str, Any], name: str) -> str:

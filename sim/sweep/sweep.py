@@ -20,8 +20,10 @@ from twinserve.sim.sweep.digests import content_digest, sources_digest, traces_d
 from twinserve.sim.sweep.executors import Workers, completed
 from twinserve.sim.sweep.one import failure, one_run
 from twinserve.sim.sweep.points import KEPT, Kept, Store
+from twinserve.sim.sweep.repeats import Repeat
 from twinserve.traces.readers.sidecar import path_of
 
+ONCE = Repeat()
 _WORK = "sweep"  # tells its files from those of a study in the same folder
 _LOCK = "lock"
 
@@ -32,6 +34,7 @@ class Sweep:
     any_version   take results of other versions of the code too
     retry_failed  runs that failed before are run again
     options       further metrics of each run
+    repeat        what tells the runs of a combination apart
     error_bars    of each run: four more with step times off; SettingsError for a fleet file
     """
 
@@ -43,16 +46,18 @@ class Sweep:
         retry_failed: bool = False,
         options: MetricsOptions = PLAIN,
         error_bars: bool = False,
+        repeat: Repeat = ONCE,
     ) -> None:
         if error_bars and any(run.config.fleet is not None for run in runs):
             raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
         self.options = options
         self.error_bars = error_bars
+        self.repeat = repeat
         self.runs = runs
         self.out = out
         self._sources = sources_digest(one_run)
         self._store = Store.of(out, self._sources, traces_digest(), any_version)
-        self._digests = [digest_of(run.config, options, error_bars) for run in runs]
+        self._digests = [digest_of(run.config, options, error_bars, repeat.blocks) for run in runs]
         self.kept: dict[str, Kept] = {}
         for digest in self._digests:
             found = self._store.read(digest)
@@ -89,6 +94,7 @@ class Sweep:
                 self._sources,
                 self.options,
                 self.error_bars,
+                self.repeat.blocks,
             )
             for run, digest in zip(self.runs, self._digests, strict=True)
             if digest not in self.kept
@@ -129,7 +135,10 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 # -- digests ---------------------------------------------------------------------------------------
 def digest_of(
-    config: SimulationConfig, options: MetricsOptions = PLAIN, error_bars: bool = False
+    config: SimulationConfig,
+    options: MetricsOptions = PLAIN,
+    error_bars: bool = False,
+    blocks: int = 0,
 ) -> str:
     """Of all settings of a run, of the content of every file that they name, and of what is asked
     of its metrics."""
@@ -137,6 +146,7 @@ def digest_of(
     if settings["columns"] is None:  # came later: points kept before it was there are found
         del settings["columns"]
     said = [_WORK, settings, contents_of(settings), asdict(options), *["error bars"] * error_bars]
+    said += [f"{blocks} blocks"] * bool(blocks)
     text = json.dumps(said, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 

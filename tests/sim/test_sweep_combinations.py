@@ -18,6 +18,7 @@ from twinserve.sim.sweep.combinations import (
     read_params,
     runs_of,
 )
+from twinserve.sim.sweep.repeats import Repeat
 
 
 def build(settings: dict) -> SimulationConfig:
@@ -53,7 +54,7 @@ AXES = {
 )
 def test_runs_are_the_cross_product_seeds_fastest(axes, seeds, base):
     grids = read_grid(f"{name}={json.dumps(values)}" for name, values in axes.items())
-    runs = runs_of(crossed(grids), seeds, lambda s: build({"seed": base, **s}))
+    runs = runs_of(crossed(grids), Repeat(seeds), lambda s: build({"seed": base, **s}))
     expected = [
         ({**dict(zip(axes, values, strict=True))}, base + seed)
         for values in product(*axes.values())
@@ -81,7 +82,7 @@ def test_a_file_gives_its_combinations_in_its_order(entries):
 
 def test_keys_may_have_either_dash_and_values_may_be_texts(tmp_path):
     entry = {"max-num-seqs": "8", "--block_tokens": 32, "pcie_contention": False, "load": "0.5"}
-    (run,) = runs_of(crossed([params(tmp_path, [entry])]), 1, build)
+    (run,) = runs_of(crossed([params(tmp_path, [entry])]), Repeat(), build)
     config = run.config
     assert (config.max_num_seqs, config.block_tokens, config.load) == (8, 32, 0.5)
     assert config.pcie_contention is False
@@ -89,7 +90,7 @@ def test_keys_may_have_either_dash_and_values_may_be_texts(tmp_path):
 
 @pytest.mark.parametrize("window", [[0, 60], "0 60", "0,60"])
 def test_settings_of_two_numbers_are_lists_or_texts(tmp_path, window):
-    (run,) = runs_of(crossed([params(tmp_path, [{"window": window}])]), 1, build)
+    (run,) = runs_of(crossed([params(tmp_path, [{"window": window}])]), Repeat(), build)
     assert run.config.window == (0.0, 60.0)
 
 
@@ -174,7 +175,9 @@ def test_a_file_that_is_wrong_is_one_line_with_its_entry(tmp_path, content, said
 )
 def test_combinations_that_cannot_be_are_refused_by_entry(tmp_path, entries, said):
     with pytest.raises(SettingsError) as error:
-        runs_of(crossed([params(tmp_path, entries)]), 2 if "seed" in entries[0] else 1, build)
+        runs_of(
+            crossed([params(tmp_path, entries)]), Repeat(2 if "seed" in entries[0] else 1), build
+        )
     assert "combos.json" in str(error.value) and said in str(error.value)
 
 
@@ -187,7 +190,7 @@ def test_a_grid_that_is_wrong_is_refused_by_its_text(text):
 def test_no_combination_left_by_links_is_an_error():
     grids = read_grid(["load=1", "pool=2"])
     with pytest.raises(SettingsError, match="--link-vars: no combination"):
-        runs_of(crossed(grids, read_links("load=pool")), 1, build)
+        runs_of(crossed(grids, read_links("load=pool")), Repeat(), build)
 
 
 def test_policies_of_flags_are_an_axis():

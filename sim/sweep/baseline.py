@@ -1,0 +1,68 @@
+"""Differences of a sweep's combinations to one of them, paired and tested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from twinserve.policies.names import hint
+from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.sweep.combinations import text_of
+from twinserve.sim.sweep.one import REQUESTS
+from twinserve.sim.sweep.paired import baseline_of, told
+from twinserve.sim.sweep.statistics import interval
+
+WORDS = ("significant", "significant", "not significant")
+
+
+def read_baseline(text: str, axes: Sequence[str]) -> tuple[str, str]:
+    """(setting, value) of `policy=vllm`. Raises SettingsError."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    name = name.removeprefix("--").replace("-", "_")
+    if not equals or name not in axes:
+        raise SettingsError(
+            f"--baseline {text}: write SETTING=VALUE of a setting that varies"
+            f"{hint(name, list(axes))}: {', '.join(axes) or 'none does'}"
+        )
+    return name, value
+
+
+def check_baseline(baseline: tuple[str, str], values: Sequence[object]) -> None:
+    """Raises SettingsError where no run has it."""
+    name, value = baseline
+    known = list(dict.fromkeys(map(text_of, values)))
+    if value not in known:
+        raise SettingsError(
+            f"--baseline {name}={value}: no run has it{hint(value, known)}; there are "
+            f"{', '.join(known)}"
+        )
+
+
+def differences(
+    frame: pd.DataFrame, axes: Sequence[str], baseline: tuple[str, str], names: Sequence[str]
+) -> pd.DataFrame:
+    """differences.csv: for each combination but the baseline, and each of `names`, the mean
+    difference to the run of the baseline with the same requests (seed or window), the half width
+    of its 95 % interval (Student's) and whether it leaves out 0; `requests are the same` where
+    they are, as copies test nothing."""
+    setting, value = baseline
+    is_base = frame[setting].map(text_of) == value
+    others = [name for name in axes if name != setting]
+    pair = [*others, *(name for name in ("seed", "window") if name in frame and name not in axes)]
+    base = frame[is_base]
+    rows = []
+    for keys, runs in frame[~is_base].groupby(list(axes), sort=False, dropna=False):
+        theirs = baseline_of(runs, base, pair)
+        copied = len(runs) > 1 and REQUESTS in runs and runs[REQUESTS].nunique() == 1
+        for name in names:
+            gains = (runs[name] - theirs[name]).dropna()
+            if not len(gains):
+                continue
+            mean, half = interval(gains)
+            verdict = "requests are the same" if copied else "one run" if len(gains) < 2 else None
+            row = dict(zip(axes, keys, strict=True)) | {"number": name, "baseline": text_of(value)}
+            row |= {"runs": len(gains), "difference": mean, "ci": np.nan if copied else half}
+            rows.append(row | {"verdict": verdict or told(mean, half, WORDS)})
+    return pd.DataFrame(rows)
