@@ -29,6 +29,7 @@ CARRIED_OUT = {"--workers", "--out", "--json", "--quiet", "--overwrite", "--resu
 CARRIED_OUT |= {"--timeline", "--decisions", "--export", "--bench-json", "--version"}
 CARRIED_OUT |= {"--executor", "--plot", "--retry-failed", "--any-version", "--dry-run"}
 STARTING = {
+    "--baseline",
     "*",
     "--from-vllm",
     "--preset",
@@ -108,7 +109,10 @@ def test_every_option_of_a_plan_is_tried():
 def test_every_measure_of_a_run_and_of_a_sweep_is_tried():
     given = {word for word in MEASURED if word.startswith("--")}
     settings = {f"--{name.replace('_', '-')}" for name in SimulationConfig.model_fields}
-    for verb, further in (("simulate", {"--metrics-every", "--spare"}), ("sweep", {"--seeds"})):
+    for verb, further in (
+        ("simulate", {"--metrics-every", "--spare"}),
+        ("sweep", {"--seeds", "--repeat"}),
+    ):
         assert asked_of(verb) - settings - STARTING == given | further
 
 

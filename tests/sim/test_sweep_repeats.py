@@ -97,7 +97,7 @@ def test_an_interval_by_blocks_is_as_wide_as_means_vary(run_length):
     [
         ("--repeat windows=1", "write windows=5"),
         ("--repeat blocks=5 --seeds 2", "drop one"),
-        ("-t poisson --rate 4 --repeat windows=5", "use --seeds"),
+        ("--rate 4 --repeat windows=5", "use --seeds"),
         ("--grid pool=0,4 --baseline poll=0", "did you mean 'pool'"),
         ("--grid pool=0,4 --baseline pool=5", "there are 0, 4"),
     ],
