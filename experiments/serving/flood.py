@@ -1,11 +1,64 @@
-"""A flood of best-effort requests at once, and real-time ones that arrive among them."""
+"""What is measured: policies as a server has them, the engine, and the requests that it gets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+from twinserve.policies.registry import parse_policy, policy_names
+
+HOST_BLOCKS = 1024  # more than a flood ever has on the host
+
+
+@dataclass(frozen=True)
+class Case:
+    """policy: as `--additional-config` has it, None: vLLM with its own scheduler; options: further
+    keys of it; host_blocks: room for swapped KV; note: what is changed."""
+
+    policy: str | None
+    options: dict = field(default_factory=dict)
+    host_blocks: int = 0
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        shown = "vLLM's own scheduler" if self.policy is None else f"`{self.policy}`"
+        return f"{shown}{', ' * bool(self.note)}{self.note}"
+
+
+STOCK = Case(None)
+CHANGED = {
+    "bros": (
+        Case("bros:chunk=fit"),
+        Case("bros:chunk=fit", host_blocks=HOST_BLOCKS, note="swapping"),
+        Case("bros:chunk=64,reserve=true"),
+        Case("bros:chunk=64"),
+        Case("bros:chunk=64", {"kv": "bidirectional"}, note="half of the blocks"),
+    )
+}
+
+
+def cases(policies: list[str] | None = None) -> list[Case]:
+    """Of these policies; all by default. Raises RegistryError."""
+    if policies is not None:
+        return [Case(parse_policy(text).text) for text in policies]
+    return [case for name in policy_names() for case in (Case(name), *CHANGED.get(name, ()))]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Of all cases: blocks of the pool, tokens a block, seats, tokens of a step and of a request at
+    most; model of tiny_model.MODELS; profile: what policies believe a step takes."""
+
+    model: str = "tiny"
+    blocks: int = 128
+    block_tokens: int = 32
+    seats: int = 16
+    step_tokens: int = 256
+    longest: int = 512
+    profile: str = "llama-3.1-8b@h100"
 
 
 @dataclass(frozen=True)
@@ -20,10 +73,6 @@ class Flood:
     urgent_prompt: int = 100
     urgent_output: int = 40
     every_s: float = 0.08
-
-    @property
-    def output_tokens(self) -> int:
-        return self.best_effort * self.output + self.real_time * self.urgent_output
 
     def requests(self, vocab: int, seed: int) -> Iterator[Sent]:
         """In order of arrival."""

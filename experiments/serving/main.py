@@ -2,172 +2,151 @@
 `python -m twinserve.experiments.serving`.
 
 Real-time requests arrive in a flood of best-effort ones. For every policy: how long the former wait
-for their first token, how long the whole takes, and where the time goes, beside vLLM with its own
-scheduler in the same run. docs/serving.md has the table.
+for their first token, and how long the whole takes, compared with vLLM's own scheduler in the same
+run. docs/serving.md has the table.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Literal
 
 import cyclopts
 from cyclopts import Parameter
-from rich.console import Console
 
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 from twinserve.experiments.benchmark.measure import machine
-from twinserve.experiments.benchmark.tables import machine_lines, markdown, show
-from twinserve.experiments.serving.cases import STOCK, Case, cases
-from twinserve.experiments.serving.engine import Engine
-from twinserve.experiments.serving.flood import Flood
-from twinserve.experiments.serving.tables import price_table
-from twinserve.experiments.study.output import check_target
+from twinserve.experiments.benchmark.tables import machine_lines
+from twinserve.experiments.serving.flood import STOCK, Case, Engine, Flood, cases
+from twinserve.experiments.study.output import markdown_table
 from twinserve.sim.cli.main import run_app
-from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
-from twinserve.traces.write import write_atomically
 
-REPEATS = 3
-QUICK = Flood(best_effort=24, output=40, real_time=3, every_s=0.05)
-
-
-class Process:
-    """A served engine in a process of its own, for its own CPU time and memory."""
-
-    def __init__(self, case: Case, engine: Engine, flood: Flood) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._line, other = context.Pipe()
-        arguments = (other, case, engine, flood)
-        self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
-        other.close()
-
-    def start(self, case: Case, seed: int) -> None:
-        """A flood; `result` waits for it."""
-        with suppress(OSError):  # `result` says why
-            self._line.send((case, seed))
-
-    def result(self) -> dict:
-        """The flood's figures (Served.run). Raises LiveEngineError where the engine failed."""
-        try:
-            found = self._line.recv()
-        except (EOFError, OSError):
-            found = "the engine's process ended"
-        if isinstance(found, str):
-            raise LiveEngineError(found)
-        return found
-
-    def close(self) -> None:
-        self._line.close()
-        self._process.join(30)
-        if self._process.is_alive():
-            self._process.kill()
-
-
-def _serve(line, case: Case, engine: Engine, flood: Flood) -> None:
-    """Until the line is closed, or something fails: the line then has one text."""
-    from twinserve.experiments.serving.served import Served  # vLLM comes along
-
-    try:
-        with tempfile.TemporaryDirectory() as folder, Served(case, engine, Path(folder)) as served:
-            served.warm_up(flood)
-            while True:
-                wanted, seed = line.recv()
-                if wanted != served.case:
-                    served.serve(wanted)
-                    served.warm_up(flood)
-                labels = {"ledger": served.ledger, "blocks": served.policy_blocks}
-                line.send({**labels, **served.run(flood, seed)})
-    except EOFError:
-        return
-    except (Exception, SystemExit) as error:  # whatever it is, the other cases go on
-        with suppress(OSError):
-            line.send(f"{type(error).__name__}: {error}".splitlines()[0])
+HEADER = (
+    "served with",
+    "whole, s",
+    "x vLLM",
+    "mean TTFT rt, s",
+    "sooner, x",
+    "steps",
+    "preempted",
+    "computed again",
+)
 
 
 class Processes:
-    """An engine for each kind: vLLM's own scheduler, and ours with each size of host memory."""
+    """A process for each kind of engine, for its own CPU time and memory: vLLM's own scheduler, and
+    ours with each size of host memory."""
 
     def __init__(self, engine: Engine, flood: Flood) -> None:
         self._engine, self._flood = engine, flood
-        self._open: dict[tuple[bool, int], Process] = {}
+        self._open: dict[tuple[bool, int], ProcessPoolExecutor] = {}
 
     def run(self, chosen: Sequence[Case], seed: int) -> list[dict]:
         """The same flood with each case, at the same time: whatever else the machine does slows all
-        of them. Raises LiveEngineError; an engine that failed is made anew for the next case."""
-        for case in chosen:
-            if _kind(case) not in self._open:
-                self._open[_kind(case)] = Process(case, self._engine, self._flood)
-            self._open[_kind(case)].start(case, seed)
-        found, faults = [], []
-        for case in chosen:
-            try:
-                found.append(self._open[_kind(case)].result())
-            except LiveEngineError as error:
-                self._open.pop(_kind(case)).close()
-                faults.append(error)
-        if faults:
-            raise faults[0]
-        return found
+        of them. Raises LiveEngineError; the engines are then made anew for the next case."""
+        from twinserve.experiments.serving.served import flooded
 
-    def __enter__(self) -> Processes:
-        return self
+        spawn = multiprocessing.get_context("spawn")
+        waiting = []
+        for case in chosen:
+            kind = case.policy is None, case.host_blocks
+            if kind not in self._open:
+                self._open[kind] = ProcessPoolExecutor(1, spawn)
+            task = self._open[kind].submit(flooded, case, self._engine, self._flood, seed)
+            waiting.append(task)
+        try:
+            return [task.result() for task in waiting]
+        except BrokenExecutor:
+            self.close()
+            raise LiveEngineError("the engine's process ended") from None
+        except Exception as error:  # whatever it is, the other cases go on
+            self.close()
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise LiveEngineError(said) from error
 
-    def __exit__(self, *_) -> None:
+    def close(self) -> None:
         for process in self._open.values():
-            process.close()
+            process.shutdown(cancel_futures=True)
+        self._open.clear()
 
 
-def _kind(case: Case) -> tuple[bool, int]:
-    return case.policy is None, case.host_blocks
+@dataclass
+class Found:
+    """runs: of a case, a seed each; stock: of the same flood with vLLM's own scheduler at the same
+    time; fault: why there are no more."""
+
+    case: Case
+    runs: list[dict] = field(default_factory=list)
+    stock: list[dict] = field(default_factory=list)
+    fault: str = ""
 
 
-def measure(
-    chosen: list[Case],
-    engine: Engine,
-    flood: Flood,
-    repeats: int,
-    say: Callable[[str], None] = lambda text: None,
-    keep: Callable[[dict], None] = lambda report: None,
-) -> dict:
-    """All figures as plain values for JSON: the runs of each case, a seed each, and of the
-    same flood with vLLM's own scheduler at the same time. A case that
-    fails says why, and the others go on. keep: is given the report after each case."""
-    report: dict = {
-        "machine": {**machine(), "core": None},
-        "vllm": installed_vllm(),
-        "engine": asdict(engine),
-        "flood": asdict(flood),
-        "cases": [],
-    }
-    with Processes(engine, flood) as engines:
-        for case in chosen:
-            say(case.name)
-            found: dict = {**asdict(case), "name": case.name, "runs": [], "beside": [], "fault": ""}
-            try:
-                for seed in range(repeats):
-                    one, beside = engines.run((case, STOCK), seed)
-                    one["differing"] = _differing(one.pop("answers"), beside.pop("answers"))
-                    found["runs"].append(one)
-                    found["beside"].append(beside)
-                    say(f"  {one['whole_s']:.2f} s, vLLM's own {beside['whole_s']:.2f} s")
-            except LiveEngineError as error:
-                found["fault"] = str(error)
-                say(f"  {error}")
-            report["cases"].append(found)
-            keep(report)
+def measure(chosen: list[Case], engine: Engine, flood: Flood, repeats: int) -> list[Found]:
+    """The runs of each case. If a case fails, the others go on."""
+    say = partial(print, file=sys.stderr, flush=True)
+    engines = Processes(engine, flood)
+    report = [Found(case) for case in chosen]
+    for found in report:
+        say(found.case.name)
+        try:
+            for seed in range(repeats):
+                one, stock = engines.run((found.case, STOCK), seed)
+                answers, others = one.pop("answers"), stock.pop("answers")
+                differing = sum(answers[name] != others[name] for name in others)
+                found.runs.append(one)
+                found.stock.append(stock)
+                say(
+                    f"  {one['whole_s']:.2f} s, vLLM's own {stock['whole_s']:.2f} s, answers that "
+                    f"differ: {differing}"
+                )
+        except LiveEngineError as error:
+            found.fault = str(error)
+            say(f"  {error}")
+    engines.close()
     return report
 
 
-def _differing(answers: dict, others: dict) -> int:
-    """Answers that are not the same to the token."""
-    return sum(answers[name] != others[name] for name in others)
+def price_rows(report: Sequence[Found]) -> list[Sequence[str]]:
+    """A row a case, vLLM's own scheduler first: the median of the runs, and in brackets the
+    smallest and largest. `x vLLM` and `sooner` compare a run with that of vLLM's own scheduler at
+    the same time: seconds until the last request has ended, mean TTFT of real-time requests."""
+    stock = [run for found in report for run in found.stock]
+    rows = [_row("vLLM's own scheduler", stock, stock)] if stock else []
+    for found in report:
+        if found.runs:
+            rows.append(_row(found.case.name, found.runs, found.stock))
+        else:
+            rows.append((found.case.name, found.fault, *[""] * (len(HEADER) - 2)))
+    return rows
+
+
+def _row(name: str, runs: list[dict], stock: list[dict]) -> tuple[str, ...]:
+    def spread(values: list[float], digits: int) -> str:
+        middle = statistics.median(values)
+        return f"{middle:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+    def against(key: str) -> list[float]:
+        return [run[key] / other[key] for run, other in zip(runs, stock, strict=True)]
+
+    counts = [
+        f"{statistics.median(run[key] for run in runs):,.0f}"
+        for key in ("steps", "preemptions", "computed_again")
+    ]
+    return (
+        name,
+        spread([run["whole_s"] for run in runs], 2),
+        spread(against("whole_s"), 2),
+        spread([run["ttft_mean_s"] for run in runs], 3),
+        f"{1 / statistics.median(against('ttft_mean_s')):.1f}",
+        *counts,
+    )
 
 
 def serving(
@@ -176,10 +155,7 @@ def serving(
     model: Literal["tiny", "deep", "small"] = "tiny",
     profile: str = Engine.profile,
     best_effort: int = Flood.best_effort,
-    repeats: int = REPEATS,
-    quick: Annotated[bool, Parameter(negative="")] = False,
-    markdown: Annotated[bool, Parameter(negative="")] = False,
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    repeats: int = 3,
 ) -> None:
     """Measure what policies cost and gain when a live engine is served with them.
 
@@ -195,43 +171,13 @@ def serving(
         Requests of the flood.
     repeats: int
         Runs of each case, a seed each.
-    quick: bool
-        A tiny flood, once: whether it works, not what it takes.
-    markdown: bool
-        Print the table as Markdown.
-    out: Path
-        Write all figures as JSON.
     """
-    if quick and (repeats != REPEATS or best_effort != Flood.best_effort):
-        raise SettingsError("--quick has a flood of its own: drop --best-effort and --repeats")
     if repeats < 1 or best_effort < 1:
         raise SettingsError("--repeats and --best-effort: at least 1")
-    check_target(out)
-    chosen = cases(policy)
-    progress = Console(stderr=True, highlight=False)
-
-    def keep(report: dict) -> None:
-        if out is not None:
-            write_atomically(out, dump_json(report, out.name).encode())
-
-    report = measure(
-        chosen,
-        Engine(model=model, profile=profile),
-        QUICK if quick else Flood(best_effort=best_effort),
-        1 if quick else repeats,
-        lambda text: progress.print(text, style="dim", soft_wrap=True),
-        keep,
-    )
-    print_report(report, markdown)
-
-
-def print_report(report: dict, as_markdown: bool) -> None:
-    lines = [*machine_lines(report["machine"]), f"vLLM {report['vllm']}, CPU engine, one thread"]
-    tables = [price_table(report)]
-    if as_markdown:
-        print(markdown(lines, tables), end="")
-    else:
-        show(lines, tables, Console(highlight=False))
+    engine, flood = Engine(model=model, profile=profile), Flood(best_effort=best_effort)
+    lines = [*machine_lines({**machine(), "core": None}), f"vLLM {installed_vllm()}, CPU engine"]
+    rows = price_rows(measure(cases(policy), engine, flood, repeats))
+    print("\n".join(lines), "", markdown_table(HEADER, rows), sep="\n", end="")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,6 +8,7 @@ nothing else, so a second is a second of a machine that runs nothing else.
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,9 +20,7 @@ from twinserve.backends.live.engine import tiny_model
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.planned import PlannedStep
 from twinserve.backends.live.serving.options import read_options
-from twinserve.experiments.serving.cases import Case
-from twinserve.experiments.serving.engine import Engine
-from twinserve.experiments.serving.flood import Flood, Sent
+from twinserve.experiments.serving.flood import Case, Engine, Flood, Sent
 
 VLLMS = "vllm.v1.core.sched.scheduler.Scheduler"
 OURS = "twinserve.backends.live.serving.scheduler.PolicyScheduler"
@@ -64,20 +63,17 @@ class StepClock(Clock):
 
 
 class Counted:
-    """A method of `owner`, with its calls and their CPU time; `seen` is told what each gave."""
+    """A method of `owner` with its calls; `seen` is given what each returned."""
 
-    def __init__(self, owner, name: str, seen: Callable | None = None) -> None:
-        self.seconds, self.calls = 0.0, 0
+    def __init__(self, owner, name: str, seen: Callable = lambda result: None) -> None:
+        self.calls = 0
         self._method, self._seen = getattr(owner, name), seen
         setattr(owner, name, self)
 
     def __call__(self, *args, **kwargs):
-        start = time.process_time()
         result = self._method(*args, **kwargs)
-        self.seconds += time.process_time() - start
         self.calls += 1
-        if self._seen is not None:
-            self._seen(result)
+        self._seen(result)
         return result
 
 
@@ -106,12 +102,10 @@ class Served:
         self._tokens: list[int] = []  # of each step
         self._requests: list[int] = []
         scheduler = self.engine.scheduler
-        self._schedule = Counted(scheduler, "schedule", self._scheduled)
-        self._update = Counted(scheduler, "update_from_output")
+        Counted(scheduler, "schedule", self._scheduled)
         self._preempted = Counted(scheduler, "_take_memory" if ours else "_preempt_request")
         if ours:
             scheduler.now = self.clock
-            self._decisions = Counted(scheduler.decider, "plan")
 
     def _options(self, case: Case) -> dict:
         given = {"policy": case.policy, "clients": "trusted", "profile": self._profile}
@@ -122,10 +116,9 @@ class Served:
         where it cannot be served so."""
         if case.host_blocks != self.case.host_blocks:
             raise ValueError("an engine's host memory stays as it is; build another engine")
-        scheduler = self.engine.scheduler
         self.engine.forget_prefixes()
-        scheduler.serve(read_options(self._options(case)))
-        self.case, self._decisions = case, Counted(scheduler.decider, "plan")
+        self.engine.scheduler.serve(read_options(self._options(case)))
+        self.case = case
 
     def __enter__(self) -> Served:
         return self
@@ -144,10 +137,6 @@ class Served:
         if self.case.policy is None:
             return self.engine.num_blocks
         return self.engine.scheduler.decider.core.ledger.num_blocks
-
-    @property
-    def ledger(self) -> str:
-        return "" if self.case.policy is None else self.engine.scheduler.decider.core.ledger.name
 
     def warm_up(self, flood: Flood) -> None:
         """A small flood: kernels are prepared, tables have grown."""
@@ -191,26 +180,32 @@ class Served:
     def _counts(self) -> dict:
         """So far, of all runs."""
         scheduler, ours = self.engine.scheduler, self.case.policy is not None
-        return {
-            "preemptions": self._preempted.calls,
-            "drift": scheduler.drift if ours else 0,
-            "schedule_s": self._schedule.seconds,
-            "update_s": self._update.seconds,
-            "decision_s": self._decisions.seconds if ours else 0.0,
-        }
+        return {"preemptions": self._preempted.calls, "drift": scheduler.drift if ours else 0}
 
     def _summary(self, sent, first, last) -> dict:
-        waits = {
-            kind: np.array([first[n] - s.at_s for n, s in sent.items() if s.service_class == kind])
-            for kind in ("rt", "be")
-        }
+        waits = np.array([first[n] - s.at_s for n, s in sent.items() if s.service_class == "rt"])
         known = sum(len(s.prompt) + s.output - 1 for s in sent.values())
         return {
             "whole_s": max(last.values()),
-            "ttft_mean_s": float(waits["rt"].mean()),
-            "ttft_max_s": float(waits["rt"].max()),
-            "flood_ttft_mean_s": float(waits["be"].mean()),
+            "ttft_mean_s": float(waits.mean()),
+            "ttft_max_s": float(waits.max()),
             "steps": len(self._tokens),
             "batch": float(np.mean(self._requests)),
             "computed_again": sum(self._tokens) - known,
         }
+
+
+_open: list[tuple[Served, tempfile.TemporaryDirectory]] = []  # of this process
+
+
+def flooded(case: Case, engine: Engine, flood: Flood, seed: int) -> dict:
+    """`Served.run` in a process that keeps its engine from case to case."""
+    if not _open:
+        folder = tempfile.TemporaryDirectory()
+        _open.append((Served(case, engine, Path(folder.name)), folder))
+        _open[0][0].warm_up(flood)
+    served = _open[0][0]
+    if case != served.case:
+        served.serve(case)
+        served.warm_up(flood)
+    return served.run(flood, seed)

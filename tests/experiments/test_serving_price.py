@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from twinserve.experiments.serving.cases import Case, cases
-from twinserve.experiments.serving.flood import Flood
-from twinserve.experiments.serving.main import main
-from twinserve.experiments.serving.tables import HEADER, price_table
+from twinserve.experiments.serving.flood import Case, Flood, cases
+from twinserve.experiments.serving.main import HEADER, Found, main, price_rows
 from twinserve.policies.registry import policy_names
 
 
@@ -21,7 +19,7 @@ def test_the_flood_comes_first_and_real_time_requests_one_by_one():
         ("rt", 1.0),
     ]
     assert [len(one.prompt) for one in sent] == [5, 5, 5, 4, 4]
-    assert sum(one.output for one in sent) == flood.output_tokens
+    assert [one.output for one in sent] == [7, 7, 7, 40, 40]
     assert all(0 < token < 100 for one in sent for token in one.prompt)
     assert sent == list(flood.requests(100, seed=1)) != list(flood.requests(100, seed=2))
 
@@ -34,28 +32,22 @@ def test_every_policy_is_measured_and_each_case_has_a_name_of_its_own():
 
 
 def run(whole_s: float, ttft_s: float) -> dict:
-    same = dict.fromkeys(("batch", "preemptions", "computed_again", "decision_s"), 1)
-    times = {"whole_s": whole_s, "ttft_mean_s": ttft_s, "ttft_max_s": 2 * ttft_s}
-    return {**same, **times, "flood_ttft_mean_s": 3.0, "steps": 10, "ledger": "", "blocks": 9}
+    same = dict.fromkeys(("steps", "preemptions", "computed_again"), 1)
+    return {**same, "whole_s": whole_s, "ttft_mean_s": ttft_s}
 
 
 def test_a_run_is_compared_with_that_of_vllm_beside_it():
     """The second pair ran on a machine half as fast."""
     bros = [run(3.0, 0.1), run(6.0, 0.2)]
-    cases_ = [
-        {"name": "bros", "runs": bros, "beside": [run(2.0, 1.0), run(4.0, 2.0)], "fault": ""},
-        {"name": Case("x").name, "runs": [], "beside": [], "fault": "it does not start"},
-    ]
-    report = {"flood": {"real_time": 1, "best_effort": 2}, "engine": {"model": "tiny"}}
-    table = price_table({**report, "cases": cases_})
-    stock, row, failed = (dict(zip(HEADER, row, strict=True)) for row in table.rows)
+    found = Found(Case("bros"), bros, [run(2.0, 1.0), run(4.0, 2.0)])
+    rows = price_rows([found, Found(Case("x"), fault="it does not start")])
+    stock, row, failed = (dict(zip(HEADER, row, strict=True)) for row in rows)
     assert stock["whole, s"] == "3.00 (2.00-4.00)" and stock["x vLLM"].startswith("1.00")
     assert row["x vLLM"] == "1.50 (1.50-1.50)" and row["sooner, x"] == "10.0"
-    assert failed["ledger, blocks"] == "it does not start"
+    assert failed["whole, s"] == "it does not start"
 
 
-@pytest.mark.parametrize("given", [["--repeats", "5"], ["--best-effort", "9"]])
-def test_a_quick_look_refuses_what_it_would_not_heed(given, capsys):
+def test_no_runs_are_refused_in_one_line(capsys):
     with pytest.raises(SystemExit):
-        main(["--quick", *given])
-    assert "--quick has a flood of its own" in capsys.readouterr().err
+        main(["--repeats", "0"])
+    assert "--repeats and --best-effort: at least 1" in capsys.readouterr().err

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinserve.experiments.serving.cases import HOST_BLOCKS, STOCK, Case
-from twinserve.experiments.serving.engine import Engine
-from twinserve.experiments.serving.flood import Flood
+from twinserve.experiments.serving.flood import HOST_BLOCKS, STOCK, Case, Engine, Flood
 
 pytestmark = [pytest.mark.nightly, pytest.mark.live]
 
