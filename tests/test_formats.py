@@ -53,7 +53,6 @@ READERS = {
     "experiments/campaign/serve.py": OTHERS,
     "experiments/campaign/setup.py": "files of campaigns",
     "experiments/route/replayed.py": TOLD,
-    "experiments/route/timed_worker.py": "settings from whoever started it",
     "experiments/route/twin.py": TOLD,
     "experiments/study/study.py": "figures of studies",
     "experiments/validation/overload.py": OTHERS,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 import cyclopts
@@ -20,7 +21,7 @@ import pandas as pd
 from twinserve.backends.live.route.settings import require_libraries, router_of
 from twinserve.experiments.benchmark.measure import machine
 from twinserve.experiments.benchmark.tables import machine_lines
-from twinserve.experiments.route.processes import FRONT, WORKER, Process
+from twinserve.experiments.route.processes import FRONT, WORKER, Process, named
 from twinserve.experiments.route.soak import soak
 from twinserve.experiments.route.twin import twin
 from twinserve.formats import whole_file
@@ -70,20 +71,20 @@ def route(
     router_of(router)  # the front would say what is wrong to nobody
     rows = []
     with ExitStack() as stack:
-        given = [*WORKER, str(tokens), str(pace)]
-        servers = [stack.enter_context(closing(Process(given))).url for _ in range(workers)]
-        named = [part for url in servers for part in ("--worker", url)]
-        fronts = {}
+
+        def started(command: Sequence[str]) -> Process:
+            process = Process(command)
+            stack.callback(process.end)
+            return process.wait()
+
+        servers = [started([*WORKER, str(tokens), str(pace)]) for _ in range(workers)]
+        ways: dict[str, Process | None] = {"direct": None}
         for mode, flags in MODES.items():
-            command = [*FRONT, "--router", router, "--port", "0", *flags, *named]
-            fronts[mode] = stack.enter_context(closing(Process(command)))
-        for repeat in range(repeats):
-            for count in clients:
-                direct = measured(servers, None, count, tokens, pace, seconds)
-                rows.append({"clients": count, "way": "direct", "repeat": repeat, **direct})
-                for mode, front in fronts.items():
-                    found = measured([front.url], front, count, tokens, pace, seconds)
-                    rows.append({"clients": count, "way": mode, "repeat": repeat, **found})
+            ways[mode] = started([*FRONT, "--router", router, *flags, *named(servers)])
+        for repeat, count, (way, front) in product(range(repeats), clients, ways.items()):
+            urls = [one.url for one in servers] if front is None else [front.url]
+            found = measured(urls, front, count, tokens, pace, seconds)
+            rows.append({"clients": count, "way": way, "repeat": repeat, **found})
     table = pd.DataFrame(rows)
     if out is not None:
         with whole_file(out) as partial:

@@ -4,31 +4,57 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from twinserve.sim.setup.config import SettingsError
 
-FRONT = (sys.executable, "-c", "from twinserve.sim.cli.main import main; main()", "route")
-WORKER = (sys.executable, "-m", "twinserve.experiments.route.worker")
+PORT = "{port}"
+TWINSERVE = (sys.executable, "-c", "from twinserve.sim.cli.main import main; main()")
+FRONT = (*TWINSERVE, "route", "--port", PORT)
+WORKER = (sys.executable, "-m", "twinserve.experiments.route.worker", PORT)
+_READY_S = 600.0  # a real server loads its model meanwhile
 
 
 class Process:
-    """A process that says where it listens. Raises SettingsError where it does not."""
+    """A command that serves on a port of its own, with all that it starts. PORT stands for the
+    port in `command`. `start` runs the command again, on the same port."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.startswith("listening on "):
-            self.end()
-            raise SettingsError(f"{' '.join(command[1:4])} did not start")
-        self.url = line.split()[-1]
+    def __init__(self, command: Sequence[str] | str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        self.url = f"http://127.0.0.1:{port}"
+        words = shlex.split(command) if isinstance(command, str) else command
+        self._command = [word.replace(PORT, port) for word in words]
+        self.start()
+
+    def start(self) -> None:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        try:
+            self._process = subprocess.Popen(self._command, start_new_session=True, **quiet)
+        except OSError as error:
+            said = f"{self._command[0]}: {error.strerror}; name a command"
+            raise SettingsError(said) from None
+
+    def wait(self) -> Process:
+        """Until it is ready. Raises SettingsError where it ends before, or takes too long."""
+        end = time.monotonic() + _READY_S
+        while time.monotonic() < end and self._process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                    return self
+            except OSError:
+                time.sleep(0.1)
+        self.end()
+        raise SettingsError(f"{shlex.join(self._command)[:200]}: did not get ready")
 
     @property
     def pid(self) -> int:
@@ -40,11 +66,9 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
-        self._process.kill()
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
-
-    def close(self) -> None:
-        self.end()
 
     def end(self) -> int:
         """SIGTERM, and SIGKILL after ten seconds. Returns the exit status."""
@@ -70,3 +94,8 @@ def labelled(text: str, name: str) -> dict[str, float]:
     ):
         found[",".join(re.findall(r'="([^"]*)"', labels))] = float(value)
     return found
+
+
+def named(servers: Sequence[Process]) -> list[str]:
+    """The front's options for these servers."""
+    return [word for one in servers for word in ("--worker", one.url)]

@@ -15,22 +15,22 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
+import numpy as np
 import pandas as pd
 
 from twinserve.backends.live.route.settings import require_libraries, router_of
 from twinserve.experiments.benchmark.measure import machine
 from twinserve.experiments.benchmark.tables import machine_lines
-from twinserve.experiments.route.processes import FRONT, WORKER, Process, labelled, page
-from twinserve.experiments.route.troubled import LEFT_OPEN, STEADY, WHOLE, Clients
+from twinserve.experiments.route.processes import FRONT, WORKER, Process, labelled, named, page
+from twinserve.experiments.route.troubled import KINDS, STEADY, WHOLE, Clients
 from twinserve.formats import whole_file
 from twinserve.sim.setup.config import SettingsError
 
 _MIB = 2**20
 _KEPT_EVERY_S = 60.0
 _GAUGES = ("in_flight", "waiting", "worker_up", "connections")
-_READ = (*_GAUGES, "migrations_total", "retries_total")
+_COUNTERS = ("migrations", "retries")
 
 
 def soak(
@@ -82,20 +82,19 @@ def soak(
     if not 0 <= kill_every < math.inf or 0 < kill_every <= back_after:
         raise SettingsError("give a --kill-every that is longer than --back-after, or 0")
     if kill_every and workers < 2:
-        raise SettingsError("with one server a kill leaves nobody; give --workers 2, or no kills")
+        raise SettingsError("with one server a kill leaves none; give --workers 2, or no kills")
     router_of(router)
     out.mkdir(parents=True, exist_ok=True)
     given = {name: value for name, value in locals().items() if name != "out"}
-    servers = [Process([*WORKER, str(tokens), str(pace)]) for _ in range(workers)]
-    front: Process | None = None
+    processes = [Process([*WORKER, str(tokens), str(pace)]) for _ in range(workers)]
     try:
-        named = [part for one in servers for part in ("--worker", one.url)]
+        servers = [one.wait() for one in processes]
         # sessions are forgotten while it runs, else their number would grow for an hour
-        flags = ["--router", router, "--port", "0", "--session-expiry", "300"]
-        front = Process([*FRONT, *flags, "--health-timeout", "10", *named])
-        _Soak(given, out, front, servers).run()
+        flags = ["--router", router, "--session-expiry", "300", "--health-timeout", "10"]
+        processes.append(Process([*FRONT, *flags, *named(servers)]))
+        _Soak(given, out, processes[-1].wait(), servers).run()
     finally:
-        for process in [*servers, *([front] if front else [])]:
+        for process in processes:
             process.end()
 
 
@@ -106,96 +105,92 @@ class _Soak:
         self._clients = Clients(front.url, given["tokens"], patience_s=180.0)
         self._samples: list[dict[str, float]] = []
         self._kills = 0
+        self._over = asyncio.Event()
         self._began_s = time.monotonic()
         self._kept_s = -math.inf
 
     def run(self) -> None:
         asyncio.run(self._all())
-        code = self._front.end()
-        found = {**self._summary(), "front_exit_status": code}
+        found = {**self._summary(), "front_exit_status": self._front.end()}
         self._write(found)
         print("\n".join(machine_lines({**machine(), "core": None})))
         print("\n".join(f"{name}: {value}" for name, value in found.items() if name != "settings"))
 
     async def _all(self) -> None:
         given = self._given
-        counts = {STEADY: given["clients"], **dict.fromkeys(_troubled(), given["troubled"])}
-        await self._sample()
+        counts = {kind: given["clients" if kind == STEADY else "troubled"] for kind in KINDS}
+        seconds = given["minutes"] * 60
         # such as begin together stay together
-        spread_s = min(given["tokens"] * given["pace"], given["minutes"] * 60 / 4)
-        beside = [asyncio.create_task(self._samples_on())]
-        if given["kill_every"]:
-            beside.append(asyncio.create_task(self._kills_on()))
-        await self._clients.run(counts, spread_s, given["minutes"] * 60)
-        for task in beside:
-            task.cancel()
-        for found in await asyncio.gather(*beside, return_exceptions=True):
-            if isinstance(found, Exception):
-                raise found
+        spread_s = min(given["tokens"] * given["pace"], seconds / 4)
+        await self._sample()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._samples_on())
+            if given["kill_every"]:
+                group.create_task(self._kills_on())
+            await self._clients.run(counts, spread_s, seconds)
+            self._over.set()
         await asyncio.sleep(5.0)  # connections to servers are kept for 3 s
         await self._sample()
 
+    async def _ends_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._over.wait()
+        except TimeoutError:
+            return False
+
     async def _samples_on(self) -> None:
-        while True:
-            await asyncio.sleep(self._given["sample"])
+        while not await self._ends_within(self._given["sample"]):
             await self._sample()
 
     async def _kills_on(self) -> None:
         """By turns, in the middle of what it has."""
         end = self._began_s + self._given["minutes"] * 60
-        while True:
-            await asyncio.sleep(self._given["kill_every"] - self._given["back_after"])
-            if time.monotonic() > end:  # who waits to be cut off is all that is left
+        while not await self._ends_within(self._given["kill_every"] - self._given["back_after"]):
+            if time.monotonic() > end:  # only connections that wait to be cut off are left
                 return
-            index = self._kills % len(self._servers)
-            port = urlsplit(self._servers[index].url).port
-            self._servers[index].kill()
+            server = self._servers[self._kills % len(self._servers)]
+            server.kill()
             self._kills += 1
             await asyncio.sleep(self._given["back_after"])
-            command = [*WORKER, str(self._given["tokens"]), str(self._given["pace"]), str(port)]
-            starting = asyncio.ensure_future(asyncio.to_thread(Process, command))
-            try:
-                self._servers[index] = await asyncio.shield(starting)
-            except asyncio.CancelledError:  # else nobody would end it
-                self._servers[index] = await starting
-                raise
+            server.start()
 
     async def _sample(self) -> None:
         tally = self._clients.tally
         now_s = time.monotonic() - self._began_s
-        found: dict[str, float] = {"time_s": round(now_s, 1), **_of_process(self._front)}
-        said = await asyncio.to_thread(_page, self._front.url)
-        found |= {name: said[name] for name in _GAUGES}
-        found |= {
-            "answers": sum(tally.well[kind] for kind in WHOLE),
-            "lost": sum(count for (kind, _), count in tally.wrong.items() if kind in WHOLE),
-            "clients_open": tally.open,
-            "migrations": said["migrations_total"],
-            "retries": said["retries_total"],
-            "kills": self._kills,
-        }
-        self._samples.append(found)
+        text = await asyncio.to_thread(page, self._front.url)
+        said = {name: sum(labelled(text, name).values()) for name in _GAUGES}
+        counted = {name: sum(labelled(text, f"{name}_total").values()) for name in _COUNTERS}
+        self._samples.append(
+            {
+                "time_s": round(now_s, 1),
+                **_of_process(self._front),
+                **said,
+                "answers": sum(tally.well[kind] for kind in WHOLE),
+                "lost": sum(n for (kind, _), n in tally.wrong.items() if kind in WHOLE),
+                "clients_open": tally.open,
+                **counted,
+                "kills": self._kills,
+            }
+        )
         if now_s - self._kept_s >= _KEPT_EVERY_S:
             self._kept_s = now_s
             self._write(self._summary())
 
     def _summary(self) -> dict:
-        tally, samples = self._clients.tally, pd.DataFrame(self._samples)
+        tally, last = self._clients.tally, self._samples[-1]
         wrong: dict[str, dict[str, int]] = {}
         for (kind, how), count in sorted(tally.wrong.items()):
             wrong.setdefault(kind, {})[how] = count
-        last = self._samples[-1]
         return {
             "settings": self._given,
             "seconds": last["time_s"],
             "began": dict(sorted(tally.began.items())),
             "ended_well": dict(sorted(tally.well.items())),
             "ended_otherwise": wrong,
-            "kills": self._kills,
-            "migrations": last["migrations"],
-            "retries": last["retries"],
+            **{name: last[name] for name in ("kills", *_COUNTERS)},
             "front_cores": round(last["cpu_s"] / max(last["time_s"], 1e-9), 4),
-            **flatness(samples),
+            **flatness(pd.DataFrame(self._samples)),
             "at_the_end": {name: last[name] for name in ("in_flight", "waiting", "sockets")},
         }
 
@@ -206,21 +201,13 @@ class _Soak:
             partial.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def _troubled() -> tuple[str, ...]:
-    return ("slow", "leaving", *LEFT_OPEN)
-
-
 def flatness(samples: pd.DataFrame) -> dict[str, float]:
     """Memory of the front in MiB: medians of four quarters of the time, and how much it grows in an
     hour, by a line of least squares through the last two."""
-    import numpy as np
-
     mib, hours = samples["rss_bytes"] / _MIB, samples["time_s"] / 3600
     quarter = (hours / max(hours.iloc[-1], 1e-9) * 4).clip(upper=3.999).astype(int)
-    found = {
-        f"rss_mib_quarter_{q + 1}": round(float(m), 2)
-        for q, m in mib.groupby(quarter).median().items()
-    }
+    medians = mib.groupby(quarter).median().items()
+    found = {f"rss_mib_quarter_{q + 1}": round(float(m), 2) for q, m in medians}
     late = quarter >= 2
     if late.sum() >= 3:
         found["rss_mib_an_hour"] = round(float(np.polyfit(hours[late], mib[late], 1)[0]), 3)
@@ -232,20 +219,10 @@ def flatness(samples: pd.DataFrame) -> dict[str, float]:
 def _of_process(process: Process) -> dict[str, float]:
     """Of /proc: bytes of memory, open sockets, seconds computed."""
     folder = Path(f"/proc/{process.pid}")
-    status = (folder / "status").read_text()
-    rss = re.search(r"^VmRSS:\s*(\d+) kB", status, re.MULTILINE)
+    rss = re.search(r"^VmRSS:\s*(\d+) kB", (folder / "status").read_text(), re.MULTILINE)
     sockets = 0
     for name in os.listdir(folder / "fd"):
         with suppress(OSError):  # closed meanwhile
             sockets += os.readlink(folder / "fd" / name).startswith("socket:")
-    return {
-        "rss_bytes": int(rss[1]) * 1024 if rss else math.nan,
-        "sockets": sockets,
-        "cpu_s": process.cpu_s(),
-    }
-
-
-def _page(url: str) -> dict[str, float]:
-    """Of the front's /metrics, each summed over its labels."""
-    text = page(url)
-    return {name: sum(labelled(text, name).values()) for name in _READ}
+    memory = int(rss[1]) * 1024 if rss else math.nan
+    return {"rss_bytes": memory, "sockets": sockets, "cpu_s": process.cpu_s()}

@@ -19,7 +19,7 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -32,6 +32,8 @@ _WIDE_TOKENS = 1500  # of answers that do not fit; about 1.7 MB
 _TURNS = 10  # requests of a session
 _BUFFER = 4096  # bytes that the system may hold for a client that is slow
 _SLOW_BYTES_S = 16384
+_HALF_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nX-Half: b"
+_NO_LINGER = b"\1\0\0\0\0\0\0\0"  # a close is a reset
 STEADY, SLOW = "steady", "slow"
 WHOLE = (STEADY, SLOW)  # must get whole answers
 LEFT_OPEN = ("stalled", "silent", "half_head", "half_body", "vanished")  # the front must close
@@ -60,31 +62,24 @@ class Clients:
         self.tally = Tally()
         self._url, self._tokens, self._patience_s = url, tokens, patience_s
         parts = urlsplit(url)
-        self._host, self._port = str(parts.hostname), int(parts.port or 80)
-        self._ending = False
+        self._address = str(parts.hostname), int(parts.port or 80)
 
     async def run(self, counts: dict[str, int], spread_s: float, time_s: float) -> None:
         """As many of each kind as counts says, from now on for time_s; what is under way then
         ends. They begin at any moment of spread_s."""
-        ways: dict[str, Callable[[random.Random], Awaitable[None]]] = {
-            SLOW: self._slow,
-            "leaving": self._leaving,
-            "stalled": self._stalled,
-            "silent": self._silent,
-            "half_head": self._half_head,
-            "half_body": self._half_body,
-            "vanished": self._vanished,
-        }
         end = time.monotonic() + time_s
 
         async def again(kind: str, number: int) -> None:
             draws = random.Random(f"{kind} {number}")
             await asyncio.sleep(draws.uniform(0, spread_s))
+            turn, name = 0, ""
             while time.monotonic() < end:
                 if kind == STEADY:
-                    await self._session(draws, session, f"{number}-{draws.random()}", end)
+                    name = name if turn % _TURNS else f"{number}-{draws.random()}"
+                    await self._counted(kind, self._steady(draws, session, name))
+                    turn += 1
                 else:
-                    await self._counted(kind, ways[kind](draws))
+                    await self._counted(kind, self._raw(kind, draws))
                     await asyncio.sleep(draws.uniform(0, 1))
 
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
@@ -106,124 +101,79 @@ class Clients:
         else:
             self.tally.well[kind] += 1
 
-    # -- whole answers -----------------------------------------------------------------------------
-    async def _session(
-        self, draws: random.Random, session: aiohttp.ClientSession, name: str, end: float
-    ) -> None:
-        for _ in range(_TURNS):
-            if time.monotonic() >= end:
-                return
-            await self._counted(STEADY, self._steady(draws, session, name))
-
     async def _steady(
         self, draws: random.Random, session: aiohttp.ClientSession, name: str
     ) -> None:
         headers = {"Content-Type": "application/json", "X-Session-Id": name}
         body = _body(draws, self._tokens)
-        texts, last = 0, b""
-        async with session.post(
-            self._url + "/v1/completions", data=body, headers=headers
-        ) as answer:
+        url = self._url + "/v1/completions"
+        async with session.post(url, data=body, headers=headers) as answer:
             if answer.status != 200:
                 raise _WrongError(str(answer.status))
-            async for line in answer.content:
-                texts += b'"text": "' in line or b'"text":"' in line
-                last = line.strip() or last
-        _check(texts, self._tokens, last)
+            _check(await answer.read(), self._tokens)
 
-    async def _slow(self, draws: random.Random) -> None:
-        with self._connected() as connection:
-            await self._send(connection, _request(_body(draws, _WIDE_TOKENS, AT_ONCE)))
-            found = bytearray()
-            while not found.endswith(b"\r\n0\r\n\r\n"):
-                piece = await asyncio.wait_for(
-                    asyncio.get_running_loop().sock_recv(connection, _BUFFER), self._patience_s
-                )
-                if not piece:
-                    raise _WrongError("closed")
-                found += piece
-                await asyncio.sleep(len(piece) / _SLOW_BYTES_S)
+    async def _raw(self, kind: str, draws: random.Random) -> None:
+        """One connection of a kind that is not steady, with little room in the system."""
+        line = socket.socket()
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+        line.setblocking(False)
+        with line:
+            await asyncio.get_running_loop().sock_connect(line, self._address)
+            reader, writer = await asyncio.open_connection(sock=line, limit=_BUFFER)
+            try:
+                writer.write(self._sent(kind, draws))
+                await writer.drain()
+                if kind == SLOW:
+                    _check(await self._slowly(reader), _WIDE_TOKENS)
+                elif kind == "leaving":
+                    await reader.read(1)
+                    await asyncio.sleep(draws.uniform(0, 5))
+                    line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+                else:
+                    await self._until_closed(reader, kind == "stalled")
+            finally:
+                writer.transport.abort()
+
+    def _sent(self, kind: str, draws: random.Random) -> bytes:
+        if kind in (SLOW, "stalled"):
+            many = 4 if kind == "stalled" else 1
+            return _request(_body(draws, _WIDE_TOKENS * many, AT_ONCE))
+        return {
+            "leaving": _request(_body(draws, self._tokens)),
+            "silent": b"",
+            "half_head": _HALF_HEAD,
+            "half_body": _request(_body(draws, 1))[:-100],
+            "vanished": b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n",
+        }[kind]
+
+    async def _slowly(self, reader: asyncio.StreamReader) -> bytes:
+        found = bytearray()
+        while not found.endswith(b"\r\n0\r\n\r\n"):
+            piece = await asyncio.wait_for(reader.read(_BUFFER), self._patience_s)
+            if not piece:
+                raise _WrongError("closed")
+            found += piece
+            await asyncio.sleep(len(piece) / _SLOW_BYTES_S)
         if not found.startswith(b"HTTP/1.1 200"):
             raise _WrongError(found[9:12].decode(errors="replace"))
-        last = b"data: [DONE]" if b"data: [DONE]" in found[-200:] else b""
-        texts = found.count(b'"text": "') + found.count(b'"text":"')
-        _check(texts, _WIDE_TOKENS, last)
+        return bytes(found)
 
-    # -- those that the front must be rid of -------------------------------------------------------
-    async def _leaving(self, draws: random.Random) -> None:
-        with self._connected() as connection:
-            await self._send(connection, _request(_body(draws, self._tokens)))
-            await asyncio.get_running_loop().sock_recv(connection, 1)
-            await asyncio.sleep(draws.uniform(0, 5))
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-
-    async def _stalled(self, draws: random.Random) -> None:
-        with self._connected() as connection:
-            await self._send(connection, _request(_body(draws, _WIDE_TOKENS * 4, AT_ONCE)))
-            await self._until_cut(connection)
-
-    async def _silent(self, draws: random.Random) -> None:
-        with self._connected() as connection:
-            await self._until_closed(connection)
-
-    async def _half_head(self, draws: random.Random) -> None:
-        with self._connected() as connection:
-            await self._send(connection, b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nX-Half: b")
-            await self._until_closed(connection)
-
-    async def _half_body(self, draws: random.Random) -> None:
-        with self._connected() as connection:
-            await self._send(connection, _request(_body(draws, 1))[:-100])
-            await self._until_closed(connection)
-
-    async def _vanished(self, draws: random.Random) -> None:
-        with self._connected() as connection:
-            await self._send(connection, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-            await self._until_closed(connection)
-
-    # -- connections -------------------------------------------------------------------------------
-    def _connected(self) -> socket.socket:
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
-        connection.setblocking(False)
-        return connection
-
-    async def _send(self, connection: socket.socket, text: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        await self._connect(connection)
-        await loop.sock_sendall(connection, text)
-
-    async def _connect(self, connection: socket.socket) -> None:
-        if connection.getsockname()[1] == 0:
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(connection, (self._host, self._port))
-
-    async def _until_closed(self, connection: socket.socket) -> None:
-        """What the front still says is read."""
-        await self._connect(connection)
-        loop = asyncio.get_running_loop()
+    async def _until_closed(self, reader: asyncio.StreamReader, stalls: bool) -> None:
+        """What the front still says is read. A client that stalls reads nothing for half of its
+        patience: it finds what the system held, and no end."""
+        patience_s, last = self._patience_s, b""
+        if stalls:
+            patience_s /= 2
+            await asyncio.sleep(patience_s)
         try:
-            async with asyncio.timeout(self._patience_s):
-                while await loop.sock_recv(connection, _BUFFER):
-                    pass
-        except ConnectionError:
-            pass
-        except TimeoutError:
-            raise _WrongError("left open") from None
-
-    async def _until_cut(self, connection: socket.socket) -> None:
-        """Nothing is read for long. What is found then is what the system held, and no end."""
-        await asyncio.sleep(self._patience_s / 2)
-        loop, last = asyncio.get_running_loop(), b""
-        try:
-            async with asyncio.timeout(self._patience_s / 2):
-                while piece := await loop.sock_recv(connection, 2**16):
+            async with asyncio.timeout(patience_s):
+                while piece := await reader.read(2**16):
                     last = (last + piece)[-200:]
         except ConnectionError:
             pass
         except TimeoutError:
             raise _WrongError("left open") from None
-        if b"[DONE]" in last:
+        if stalls and b"[DONE]" in last:
             raise _WrongError("not cut off")
 
 
@@ -231,8 +181,10 @@ class _WrongError(Exception):
     """Ended as it must not; the text says how."""
 
 
-def _check(texts: int, wanted: int, last: bytes) -> None:
-    if b"[DONE]" not in last:
+def _check(answer: bytes, wanted: int) -> None:
+    """Raises _WrongError where the answer is not whole."""
+    texts = answer.count(b'"text": "') + answer.count(b'"text":"')
+    if b"data: [DONE]" not in answer[-200:]:
         raise _WrongError("cut short")
     if texts != wanted:
         raise _WrongError("tokens missing" if texts < wanted else "tokens too many")

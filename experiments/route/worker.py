@@ -4,7 +4,7 @@ token by token, whatever a token takes to generate.
 
 Its model `AT_ONCE` waits for nothing, and each of its tokens has a kilobyte: so its answers do not
 fit into what connections hold, and wait for clients that are slow.
-`python -m twinserve.experiments.route.worker TOKENS PACE_S [PORT]`."""
+`python -m twinserve.experiments.route.worker PORT TOKENS PACE_S`."""
 
 from __future__ import annotations
 
@@ -59,13 +59,12 @@ def application(tokens: int, pace_s: float) -> web.Application:
     return app
 
 
-async def run(tokens: int, pace_s: float, port: int = 0) -> None:
+async def run(port: int, tokens: int, pace_s: float) -> None:
     runner = web.AppRunner(application(tokens, pace_s), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, backlog=4096).start()
-    print(f"listening on http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(run(int(sys.argv[1]), float(sys.argv[2]), *map(int, sys.argv[3:])))
+    asyncio.run(run(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

@@ -222,6 +222,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/justitia/overhead.py",
     "experiments/route/clients.py",
     "experiments/route/replayed.py",
+    "experiments/route/processes.py",
     "experiments/route/soak.py",
     "experiments/route/troubled.py",
     "experiments/route/twin.py",
