@@ -3,6 +3,7 @@ in one line from the first import on."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 INTERRUPTED = 130  # exit code of a shell's command that Ctrl-C ended
@@ -15,19 +16,40 @@ def twinserve() -> None:
 
 def simulate() -> None:
     """The command `simulate`, short for `twinserve simulate`."""
-    _run("simulate_main")
+    try:
+        _run("simulate_main")
+    except SystemExit as end:
+        if end.code:
+            raise
+    _leave()
 
 
 def _run(name: str) -> None:
     try:
-        from twinserve.sim.engine.garbage import collected_seldom
+        from twinserve.sim.engine.garbage import collect_seldom
 
-        with collected_seldom():  # imports make many objects, and all of them stay
-            from twinserve.sim.cli import main
+        collect_seldom()  # imports make many objects, and all of them stay
+        from twinserve.sim.cli import main
 
-            command = getattr(main, name)
+        command = getattr(main, name)
     except KeyboardInterrupt:
         print("error: interrupted before anything was done", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    with collected_seldom():  # a command imports more
-        command()
+    command()
+
+
+def _leave() -> None:
+    """End the process, with code 0, as Python does, but for taking a run's million objects apart.
+    Only where nothing is lost: no thread is left, and what was printed has been written."""
+    import atexit
+    import threading
+
+    if threading.active_count() > 1:
+        return
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:  # the reader has gone: Python's own exit says so
+        return
+    os._exit(0)

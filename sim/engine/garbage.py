@@ -17,6 +17,11 @@ from collections.abc import Iterator
 _THRESHOLDS = (50_000, 20, 1_000)
 
 
+def collect_seldom() -> None:
+    """`collected_seldom` until the process ends. To restore the thresholds looks at all objects."""
+    gc.set_threshold(*_THRESHOLDS)
+
+
 @contextlib.contextmanager
 def collected_seldom() -> Iterator[None]:
     """What is made meanwhile is seldom looked at, and what is there already not at all. Can be

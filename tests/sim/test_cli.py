@@ -433,10 +433,10 @@ def test_json_is_the_summary_and_policies_share_a_table(capsys, trace):
 def test_ctrl_c_while_modules_load_is_one_line(capsys, monkeypatch, command, module):
     load, words = builtins.__import__, ["simulate"] * (command is main)
 
-    def interrupted(name, *more):
+    def interrupted(name, *more, **named):
         if name == module:
             raise KeyboardInterrupt
-        return load(name, *more)
+        return load(name, *more, **named)
 
     monkeypatch.setattr(builtins, "__import__", interrupted)
     code, out, err = run(capsys, command, *words, "-t", "fixed:5,5", "--requests", "3", "-q")
@@ -447,10 +447,10 @@ def test_ctrl_c_while_modules_load_is_one_line(capsys, monkeypatch, command, mod
 def test_ctrl_c_before_there_is_a_command_is_one_line(capsys, monkeypatch, command):
     load = builtins.__import__
 
-    def interrupted(name, *more):
+    def interrupted(name, *more, **named):
         if name == "twinserve.sim.cli":
             raise KeyboardInterrupt
-        return load(name, *more)
+        return load(name, *more, **named)
 
     monkeypatch.setattr(builtins, "__import__", interrupted)
     code, out, err = run(capsys, lambda _: command())
@@ -463,6 +463,25 @@ def test_nothing_loads_before_ctrl_c_has_an_answer():
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours = ["twinserve", "twinserve.sim", "twinserve.sim.cli", "twinserve.sim.cli.entry"]
     assert said.stdout.split() == ["__future__", *ours]
+
+
+def test_simulate_ends_at_once_and_loses_nothing(tmp_path):
+    code = "import atexit, sys, weakref; from twinserve.sim.cli.entry import simulate\n"
+    code += "atexit.register(print, 'at exit', file=sys.stderr)\n"
+    code += "class Kept: pass\n"
+    code += "kept = Kept(); kept.itself = kept; Kept.__del__ = lambda _: print('taken apart')\n"
+    code += "simulate()"
+
+    def said(*words):
+        words = [sys.executable, "-c", code, *"-p vllm -t fixed:5,5 -q".split(), *words]
+        return subprocess.run(words, capture_output=True, text=True)
+
+    done = said("--requests", "3", "--out", str(tmp_path / "out"))
+    assert (done.returncode, done.stderr) == (0, "at exit\n")
+    assert "requests completed" in done.stdout and "taken apart" not in done.stdout
+    assert (tmp_path / "out" / "summary.json").is_file()
+    wrong = said("--requests", "-3")
+    assert wrong.returncode == 2 and wrong.stderr.startswith("error: ")
 
 
 @pytest.mark.slow
