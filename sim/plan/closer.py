@@ -58,13 +58,20 @@ def drawn(
 
 
 def surely(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> Trials:
-    """The sizes from `n` on, until one meets the objectives beyond doubt. Returns list[Sized]."""
+    """The sizes from `n` on, until one meets the objectives beyond doubt. The number above `n` is
+    tried in any case: it may show that more are worse. Returns list[Sized]."""
     found: list[Sized] = []
     for number in range(n, min(n + MORE, size.most) + 1):
         one = yield from drawn(size, objectives, number, draws)
         found.append(one)
         if one.answer == "meets":
             break
+    more = n + 1
+    if more <= size.most and more not in size.trials:
+        seen = [one.trials for one in found if one.replicas == more]
+        size.trials[more] = (
+            list(seen[0]) if seen else (yield from on_peaks(size.candidate, size.peaks, more))
+        )
     return found
 
 
@@ -77,7 +84,7 @@ def with_error(size: Size, n: int, sign: int) -> Trials:
     try:
         number = next(numbers)
         while True:
-            trials = yield from on_peaks(size.candidate, size.peaks, number, off=off)
+            trials = yield from on_peaks(size.candidate, size.peaks, number, off=off, verdict=True)
             number = numbers.send(all(trial.keeps for trial in trials))
     except StopIteration as end:
         return end.value.number
@@ -102,7 +109,9 @@ def rate_of_one(size: Size, n: int) -> Trials:
     fails, keeps = 1.0, 0.0
     share = 1.0 / n
     for _ in range(_HALVINGS):
-        trials = yield from on_peaks(size.candidate, size.peaks, 1, speed=share, fails=False)
+        trials = yield from on_peaks(
+            size.candidate, size.peaks, 1, speed=share, fails=False, verdict=True
+        )
         if all(trial.keeps for trial in trials):
             keeps = share
             share = min((keeps + fails) / 2, 1.3 * keeps if fails == 1 else fails)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,7 +23,7 @@ from twinserve.sim.plan.savings import Needed
 from twinserve.sim.plan.search import smallest
 from twinserve.sim.plan.sizes import Size, Trials
 from twinserve.sim.plan.trial import Trial, TrialSpec
-from twinserve.sim.plan.waves import Task, drive, drive_all
+from twinserve.sim.plan.waves import Task, Waves, in_waves
 from twinserve.sim.results.options import Objective
 from twinserve.traces.generators.tidal import DAY_S, tide
 
@@ -63,11 +62,9 @@ def plan_day(
     cost: Callable[[Size, int], Any],
     objectives: Sequence[Objective],
     pool: int,
-    workers: Executor,
-    report: Callable[[int, int], None],
-) -> tuple[Day | None, list[Needed], int]:
-    """The cheapest candidate that keeps its objectives beside offline work (None where none does),
-    what the cheapest of each policy needs, and the trials that took.
+) -> Waves:
+    """Returns (Day | None, list[Needed]): the cheapest candidate that keeps its objectives beside
+    offline work (None where none does), and what the cheapest of each policy needs.
 
     sizes   candidates after step 1. One that was given up there may be the cheapest here, and is
             then sized; one that cannot cost less than what another of its policy needs beside
@@ -83,10 +80,10 @@ def plan_day(
         return None if best is not None and look.least > best else look.least
 
     tasks = [Task(look.search(), partial(rank, look)) for look in looks]
-    trials = drive(tasks, workers, report, _AT_ONCE)
+    yield from in_waves(tasks, _AT_ONCE)
     ranked = [one for one in looks if one.known is not None]
     if not ranked:
-        return None, [], trials
+        return None, []
     ranked.sort(key=lambda one: one.known)  # type: ignore[arg-type, return-value]
     # a trial that keeps the objectives has run to its end
     needed = [
@@ -96,16 +93,17 @@ def plan_day(
     ]
     size, number = ranked[0].size, needed[0].replicas
     at_peak = ranked[0].tried[number]
-    lower = [_level(size, number, share, pool, whole=True) for share in LEVELS if share < 1]
-    results, more = drive_all(lower, workers, report)
+    below = (share for share in LEVELS if share < 1)
+    lower = [Task(_level(size, number, s, pool, whole=True), lambda: 0) for s in below]
+    yield from in_waves(lower)
     levels = tuple(
         (share, min(t.offline_tokens_per_s for t in found), sized(number, objectives, [found]))
-        for share, found in zip(LEVELS, [*results, at_peak], strict=True)
+        for share, found in zip(LEVELS, [*(task.found for task in lower), at_peak], strict=True)
     )
     load, profile = day_load(size.peaks)
     a_second = np.interp(load, [share for share, *_ in levels], [got for _, got, _ in levels])
     per_day = float(a_second.mean() * DAY_S)
-    return Day(size.candidate, number, levels, per_day, profile), needed, trials + more
+    return Day(size.candidate, number, levels, per_day, profile), needed
 
 
 def day_load(peaks: Sequence[Peak]) -> tuple[np.ndarray, str]:

@@ -20,7 +20,7 @@ from twinserve.sim.plan.savings import Needed, Saving, savings
 from twinserve.sim.plan.sizes import Size
 from twinserve.sim.plan.trial import can_deal
 from twinserve.sim.plan.verdicts import Attained
-from twinserve.sim.plan.waves import Search, Task, drive, drive_all
+from twinserve.sim.plan.waves import Search, Task, Waves, drive, drive_all
 from twinserve.sim.results.options import Objective
 from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError, SimulationConfig
 from twinserve.sim.setup.objectives import parse_objectives
@@ -233,15 +233,14 @@ def make_plan(
     apart: list[Apart] = []
     if any(row.status == "enough" for row in rows):
         draws = question.draws if all(can_deal(peak.judged) for peak in peaks) else 1
-        rows, more = _closer(rows, sizes, objectives, draws, workers, report)
+        others: list[Waves] = []
+        if question.pool:
+            others = [plan_day(sizes, lambda s, n: s.cost(n, priced), objectives, question.pool)]
+        rows, days, more = _closer(rows, sizes, objectives, draws, others, workers, report)
+        day, beside = days[0] if days else (None, [])
         trials += more
         if question.prefill_decode:
             apart, more = _apart(rows, sizes, objectives, draws, workers, report)
-            trials += more
-        if question.pool:
-            day, beside, more = plan_day(
-                sizes, lambda s, n: s.cost(n, priced), objectives, question.pool, workers, report
-            )
             trials += more
     else:
         rows, more = _how_far(rows, sizes, objectives, workers, report)
@@ -327,7 +326,7 @@ def _search(
         return None if not all_sizes and best is not None and least > best else least
 
     tasks = [
-        Task(size.search(), lambda size=size: rank(size))  # type: ignore[misc]
+        Task(size.search(above=False), lambda size=size: rank(size))  # type: ignore[misc]
         for size in sizes
         if size.hopeless is None
     ]
@@ -383,10 +382,12 @@ def _closer(
     sizes: Sequence[Size],
     objectives: Sequence[Objective],
     draws: int,
+    others: Sequence[Waves],
     workers: Executor,
     report: Callable[[int, int], None],
-) -> tuple[list[Row], int]:
-    """The rows, those that are enough with a closer look at each; and the trials that took."""
+) -> tuple[list[Row], list, int]:
+    """The rows, those that are enough with a closer look at each; what `others` found, which run at
+    the same time; and the trials that took."""
     looks: dict[int, dict[str, Search]] = {}
     for place, row in enumerate(rows):
         if row.status == "enough":
@@ -402,8 +403,8 @@ def _closer(
                 searches["below"] = drawn(size, objectives, n - 1, draws)
             looks[place] = searches
     every = [search for look in looks.values() for search in look.values()]
-    results, trials = drive_all(every, workers, report)
-    each = iter(results)
+    results, trials = drive_all([*others, *every], workers, report)
+    each = iter(results[len(others) :])
     found = list(rows)
     for place, look in looks.items():
         row = rows[place]
@@ -420,8 +421,14 @@ def _closer(
             draws=draws,
             farthest=farthest(size, row.at_least),
         )
-        found[place] = replace(row, sized=closer.sizes[0], closer=closer)
-    return found, trials
+        found[place] = replace(
+            row,
+            sized=closer.sizes[0],
+            monotone=size.monotone,
+            tried=tuple(sorted(size.trials)),
+            closer=closer,
+        )
+    return found, results[: len(others)], trials
 
 
 def _apart(

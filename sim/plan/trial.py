@@ -1,8 +1,9 @@
 """One trial of a plan: a stretch of a trace on so many replicas, and which objectives it keeps.
 
 A trial is a run of `simulate` with the settings that it has; what is asked of it is less. It ends
-as soon as more requests have missed an objective than may: the verdict of the whole run is the
-same, since what it counts cannot be undone.
+as soon as more requests have missed an objective than may, and a trial for its verdict alone also
+once as many have kept each objective as must: the verdict of the whole run is the same, since what
+is counted cannot be undone.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class TrialSpec:
                  seconds of the run or later are judged, those before fill the engines
     draw         0: the requests as recorded; k: their lengths dealt anew among the judged ones,
                  where no texts tie a length to its request
-    early        the run may end as soon as its verdict is known
+    early        the run may end as soon as an objective is lost
+    verdict      the run may also end as soon as all objectives are kept; `keeps` is then all that
+                 is known of the trial
     off          factors on the step times of decodes and of prompts
     """
 
@@ -53,6 +56,7 @@ class TrialSpec:
     since_s: float = 0.0
     draw: int = 0
     early: bool = True
+    verdict: bool = False
     off: tuple[float, float] = (1.0, 1.0)
 
 
@@ -122,10 +126,10 @@ def run_trial(spec: TrialSpec) -> Trial:
         inputs = replace(inputs, workload=dealt(inputs.workload, spec.since_s, spec.draw))
     if spec.off != (1.0, 1.0):
         inputs = with_steps_off(inputs, StepsOff("", *spec.off))
-    run = UntilLost(inputs, inputs.policies[0], objectives, spec.since_s, spec.early)
+    run = UntilKnown(inputs, inputs.policies[0], objectives, spec.since_s, spec.early, spec.verdict)
     run.run()
-    if run.missed:
-        return Trial(False, True, run.missed, notices=inputs.notices)
+    if run.missed or run.kept:
+        return Trial(run.kept, True, run.missed, notices=inputs.notices)
     return _judged(run, objectives, spec.since_s)
 
 
@@ -150,11 +154,12 @@ def dealt(workload: Workload, since_s: float, draw: int) -> Workload:
     return replace(workload, **columns)
 
 
-class UntilLost(Simulation):
-    """Ends where an objective cannot be kept any more: `missed` then says which, by position.
+class UntilKnown(Simulation):
+    """Ends where an objective cannot be kept any more: `missed` then says which, by position. Ends
+    with `verdict` also where no objective can be lost any more, and `kept` is then true.
 
     since_s  requests that arrive from then on are judged
-    early    otherwise it runs to the end whatever is missed
+    early    otherwise it runs to the end whatever is missed or kept
     slice_s  simulated seconds from one look to the next
     """
 
@@ -165,14 +170,19 @@ class UntilLost(Simulation):
         objectives: Sequence[Objective],
         since_s: float = 0.0,
         early: bool = True,
+        verdict: bool = False,
         slice_s: float = 2.0,
     ) -> None:
         super().__init__(inputs, spec)
         self._objectives, self._since_s, self._slice_s = objectives, since_s, slice_s
         # clients behind a front end see other times than the engines' tables have
         self._early = early and inputs.front_end is None
-        self._allowed = [_allowed(one, inputs.workload, since_s) for one in objectives]
+        self._verdict = verdict
+        due = [_due(one, inputs.workload, since_s) for one in objectives]
+        self._needed = np.array([needed(o, n) for o, n in zip(objectives, due, strict=True)])
+        self._allowed = np.array(due) - self._needed
         self.missed: tuple[int, ...] = ()
+        self.kept = False
         # what is late by then has mostly been seen
         self._last_look_s = inputs.workload.last_arrival_s + _DRAINS_S
 
@@ -180,17 +190,19 @@ class UntilLost(Simulation):
         until = self._since_s + self._slice_s
         while self._early and until < self._last_look_s:
             self.clock.run(until)
-            misses = self._misses()
-            self.missed = tuple(i for i, most in enumerate(self._allowed) if misses[i] > most)
-            if self.missed:
+            misses, kept = self._counts()
+            self.missed = tuple(np.flatnonzero(misses > self._allowed).tolist())
+            self.kept = self._verdict and not self.missed and bool((kept >= self._needed).all())
+            if self.missed or self.kept:
                 return
             until += self._slice_s
         self.clock.run()
 
-    def _misses(self) -> np.ndarray:
-        """int64[objectives]: judged requests that have missed each one for certain. A request that
-        waits too long has; of the running ones it is counted when they end."""
-        total = np.zeros(len(self._objectives), np.int64)
+    def _counts(self) -> np.ndarray:
+        """int64[2, objectives]: judged requests that have missed each one for certain, and those
+        that have kept it. A request that waits too long has missed; a running one is counted when
+        it ends."""
+        total = np.zeros((2, len(self._objectives)), np.int64)
         now = self.clock.now
         for engine in self.engines:
             table = engine.core.requests
@@ -208,26 +220,29 @@ class UntilLost(Simulation):
             for i, objective in enumerate(self._objectives):
                 if objective.metric == "ttft":
                     missed = late > table.slo_ttft_s
+                    kept = first <= table.slo_ttft_s
                 elif objective.metric == "tpot":
                     missed = done & (tpot > table.slo_tpot_s)
+                    kept = tpot <= table.slo_tpot_s
                 else:
                     missed = np.where(done, whole, np.where(waited, now - arrival, 0.0)) > (
                         objective.bound_s
                     )
-                total[i] += np.count_nonzero(judged & missed)
+                    kept = whole <= objective.bound_s
+                total[0, i] += np.count_nonzero(judged & missed)
+                total[1, i] += np.count_nonzero(judged & done & kept)
         return total
 
 
-def _allowed(objective: Objective, workload: Workload, since_s: float) -> int:
-    """Misses with which the objective is still kept, or more: turns of sessions count as judged,
-    whenever they come."""
+def _due(objective: Objective, workload: Workload, since_s: float) -> int:
+    """Judged requests that have the objective, or more: turns of sessions count as judged, whenever
+    they come. Of fewer no more may miss, and no more need to keep."""
     judged = (workload.service_class == REAL_TIME) & ~(workload.arrival_s < since_s)
     bound = {"ttft": workload.slo_ttft_s, "tpot": workload.slo_tpot_s}.get(objective.metric)
-    due = int((judged if bound is None else judged & ~np.isnan(bound)).sum())
-    return due - needed(objective, due)
+    return int((judged if bound is None else judged & ~np.isnan(bound)).sum())
 
 
-def _judged(run: UntilLost, objectives: Sequence[Objective], since_s: float) -> Trial:
+def _judged(run: UntilKnown, objectives: Sequence[Objective], since_s: float) -> Trial:
     rows = run.rows()
     r = RequestColumns.of(rows.requests)
     judged = (r.service_class == "rt") & (r.arrival >= since_s)

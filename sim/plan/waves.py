@@ -20,6 +20,7 @@ from twinserve.sim.setup.config import SettingsError
 WAVE = 4
 
 Search = Generator[TrialSpec, Trial, Any]
+Waves = Generator[list[TrialSpec], list[Trial], Any]  # a search that waits for several at once
 
 
 @dataclass
@@ -27,15 +28,16 @@ class Task:
     """A search. rank: what it could cost at the least, told anew before each wave, None where it
     is to be given up; found: what it returned."""
 
-    search: Search
+    search: Search | Waves
     rank: Callable[[], Any | None]
     found: Any = None
     over: bool = False
-    _next: TrialSpec | None = field(default=None, repr=False)
+    _next: Any = field(default=None, repr=False)
 
     @property
-    def next_trial(self) -> TrialSpec:
-        """What it waits for. Raises ValueError before it is started, and where it is over."""
+    def next_trial(self) -> Any:
+        """What it waits for, of `Waves` a list. Raises ValueError before it is started, and where
+        it is over."""
         if self.over or self._next is None:
             raise ValueError("a search that is not under way waits for no trial")
         return self._next
@@ -47,9 +49,9 @@ class Task:
         self.search.close()
         self.over = True
 
-    def _advance(self, trial: Trial | None) -> None:
+    def _advance(self, found: Any) -> None:
         try:
-            self._next = next(self.search) if trial is None else self.search.send(trial)
+            self._next = next(self.search) if found is None else self.search.send(found)
         except StopIteration as end:
             self.found, self.over = end.value, True
 
@@ -59,7 +61,15 @@ def drive(
 ) -> int:
     """Until all are over; returns how many trials there were. report(trials so far, searches that
     are under way); most: trials in a wave. Raises what a trial raises."""
-    done = 0
+
+    def told(done: int, _: int) -> None:
+        report(done, sum(not task.over for task in tasks))
+
+    return drive_all([in_waves(tasks, most)], workers, told)[1]
+
+
+def in_waves(tasks: Sequence[Task], most: int = WAVE) -> Waves:
+    """The trials of all tasks, `most` of the first in rank at once, until all are over."""
     for task in tasks:
         task.start()
     while True:
@@ -70,25 +80,21 @@ def drive(
             elif not task.over:
                 live.append((rank, number))
         if not live:
-            return done
+            return
         wave = [tasks[number] for _, number in sorted(live)[:most]]
-        with _told_of_lost_workers():
-            futures = [workers.submit(run_trial, task.next_trial) for task in wave]
-            trials = [future.result() for future in futures]
+        trials = yield [task.next_trial for task in wave]
         for task, trial in zip(wave, trials, strict=True):
             task._advance(trial)
-        done += len(wave)
-        report(done, len(live))
 
 
 def drive_all(
-    searches: Sequence[Search], workers: Executor, report: Callable[[int, int], None]
+    searches: Sequence[Search | Waves], workers: Executor, report: Callable[[int, int], None]
 ) -> tuple[list[Any], int]:
     """What each of them returns, and how many trials there were. None is given up and none knows of
     another, so that no trial waits for one of another search. report, errors: as of `drive`."""
     tasks = [Task(search, lambda: 0) for search in searches]
     waiting = deque(tasks)
-    running: dict[Future, Task] = {}
+    running: dict[Future, tuple[Task, list[Future]]] = {}
     done = 0
     for task in tasks:
         task.start()
@@ -96,15 +102,22 @@ def drive_all(
         while True:
             while waiting and len(running) < WAVE:
                 task = waiting.popleft()
-                if not task.over:
-                    running[workers.submit(run_trial, task.next_trial)] = task
+                if task.over:
+                    continue
+                asked = task.next_trial if isinstance(task.next_trial, list) else [task.next_trial]
+                wave = [workers.submit(run_trial, spec) for spec in asked]
+                running |= dict.fromkeys(wave, (task, wave))
             if not running:
                 return [task.found for task in tasks], done
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                task = running.pop(future)
-                task._advance(future.result())
-                waiting.appendleft(task)  # what is under way first: searches are long chains
+                task, wave = running.pop(future)
+                trial = future.result()
                 done += 1
+                if any(other in running for other in wave):
+                    continue
+                several = isinstance(task.next_trial, list)
+                task._advance([one.result() for one in wave] if several else trial)
+                waiting.appendleft(task)  # what is under way first: searches are long chains
             report(done, sum(not task.over for task in tasks))
 
 

@@ -42,6 +42,8 @@ def test_ending_early_never_changes_a_verdict(
     early = run_trial(TrialSpec(given, since_s))
     assert early.keeps == whole.keeps and set(early.missed) <= set(whole.missed)
     assert early == whole if not early.early else not whole.keeps
+    verdict = run_trial(TrialSpec(given, since_s, verdict=True))
+    assert verdict.keeps == whole.keeps and verdict.missed == early.missed
 
 
 @pytest.mark.parametrize("slo", ["ttft p90 < 60 ms, tpot p90 < 12 ms", "ttft p50 < 1 s"])
@@ -70,6 +72,13 @@ def test_an_overload_ends_long_before_its_requests_do(trace):
     given = settings(trace, "ttft p99 < 30 ms", max_num_seqs=1)
     found = run_trial(TrialSpec(given))
     assert found.early and found.missed == (0,) and not found.objectives
+
+
+def test_a_trial_for_its_verdict_ends_once_enough_requests_have_kept(trace):
+    given = settings(trace, "ttft p50 < 1 s, tpot p50 < 1 s", replicas=2)
+    whole, verdict = (run_trial(TrialSpec(given, verdict=flag)) for flag in (False, True))
+    assert whole.keeps and not whole.early and whole.objectives
+    assert verdict.keeps and verdict.early and not verdict.objectives and not verdict.missed
 
 
 def test_slower_steps_keep_less(trace):

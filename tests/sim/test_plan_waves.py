@@ -34,6 +34,25 @@ def test_searches_find_what_each_finds_alone(monkeypatch, threads):
     assert told[-1] == (trials, 0) and [done for done, _ in told] == sorted(d for d, _ in told)
 
 
+def in_pairs(start: int, steps: int):
+    """Waits for two trials at a time."""
+    total = 0
+    for number in range(start, start + steps):
+        first, second = yield [number, number + 100]
+        total += second - first
+    return total
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_a_search_that_waits_for_several_gets_them_in_their_order(monkeypatch, threads):
+    monkeypatch.setattr(waves, "run_trial", lambda number: 2 * number)
+    workers = ThreadPoolExecutor(threads) if threads else InThisProcess()
+    with workers:
+        searches = [counting(0, 3), in_pairs(10, 4), counting(30, 2), in_pairs(50, 0)]
+        found, trials = drive_all(searches, workers, lambda *_: None)
+    assert found == [6, 4 * 200, 122, 0] and trials == 3 + 8 + 2
+
+
 def test_a_whole_wave_is_handed_in_before_any_trial_has_ended(monkeypatch):
     class Holds(InThisProcess):
         """Ends no call before a wave of them has come, and then all of them, the last first."""
