@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 
@@ -122,9 +122,31 @@ def marks() -> tuple[Mark, ...]:
     return tuple(Mark(**mark) for mark in json.loads(file.read_text(encoding="utf-8"))["marks"])
 
 
-def expected_errors(profile: Profile, form: str | None = None) -> ExpectedErrors:
+def expected_errors(profile: Profile, form: str | None = None, decodes: int = 0) -> ExpectedErrors:
     """Of the profile's step times. Where it is off on purpose, those of the profile before that.
-    form: of step times of this form (of FORMS) in their place."""
+
+    form     of step times of this form (of FORMS) in their place
+    decodes  most requests that decode at once. Beyond what was measured, the errors on what was
+             say nothing: then they are no smaller than those of step times that were not measured
+    """
+    errors = _within(profile, form)
+    if form is None and decodes > (profile.most_requests or decodes):
+        form = profile.step_model.form
+        wider = {
+            kind: _beyond(getattr(errors, kind), _expected(profile, kind, form), profile, decodes)
+            for kind in ("decode_small", "decode_large")
+        }
+        errors = replace(errors, **wider)
+    return errors
+
+
+def _beyond(own: StepError, other: StepError, profile: Profile, decodes: int) -> StepError:
+    wider = max(own.error, other.error)
+    source = f"measured up to {profile.most_requests:,} requests at once, here {decodes:,}; "
+    return StepError(wider, source + other.source, known=False)
+
+
+def _within(profile: Profile, form: str | None) -> ExpectedErrors:
     if form is None or form == profile.step_model.form:
         own = {kind: _cross_validated(profile, kind) for kind in KINDS}
     else:

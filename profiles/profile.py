@@ -89,6 +89,7 @@ _LEFT_OUT = {
     "pp": 1,
     "num_gpu_blocks_range": None,
     "enforce_eager": False,
+    "fitted_requests": None,
 }
 
 
@@ -100,6 +101,7 @@ class Profile(BaseModel):
     source            how the step times were obtained
     fit_error         mean absolute relative error of the fit that gave the step times, on what the
                       notes say; None = unknown. What to expect of a run: profiles/evidence.py
+    fitted_requests   most requests at once in the measurements that its terms were fitted to
     num_gpu_blocks    KV blocks of `block_tokens` tokens that a scheduler may use
     num_gpu_blocks_range   between which a derived number is expected; None: not known
     enforce_eager     the engine captures no CUDA graphs, as far as its KV memory goes
@@ -122,6 +124,7 @@ class Profile(BaseModel):
     engine_version: str | None = None
     source: Source
     fit_error: float | None = Field(default=None, ge=0)
+    fitted_requests: int | None = Field(default=None, ge=1)
     notes: str = ""
     step_model: StepModelForm
     step_scale: StepScale | None = None
@@ -167,6 +170,14 @@ class Profile(BaseModel):
         """Whether the model lies on ranks in another way than split over `tp`: there are stages, or
         experts lie in another way than all else."""
         return self.dp > 1 or self.ep or self.pp > 1
+
+    @property
+    def most_requests(self) -> int | None:
+        """Of a decode step that was measured; None: the step times are of no measured engine, or
+        hold for any number."""
+        if self.fitted_requests is None and isinstance(self.step_model, MeasuredModel):
+            return self.step_model.batches[-1]
+        return self.fitted_requests
 
     @property
     def gpus(self) -> int:

@@ -291,7 +291,7 @@ def simulate(
             add_error_bars(inputs, spec, result, progress, options, lambda label: None)
         if spare:
             add_beside(inputs, spec, result, progress, options)
-        runs.append(Run(spec.label, result, inputs.notices))
+        runs.append(Run(spec.label, result, tuple(result.config["notices"])))
     one = isinstance(policy, (str, type)) or (policy is None and len(runs) == 1)
     return runs[0] if one else Runs(runs)
 

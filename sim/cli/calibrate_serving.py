@@ -90,7 +90,8 @@ def calibrate_serving(
             "measure more requests, at another load, or begin with another --profile"
         )
     said = f"{', '.join(one.path for one in found)} ({_range(found, until_s)})"
-    save_profile(_profile(fitted, inputs[0].hardware, said, name), out)
+    under_way = max(_most_under_way(one) for one in _fitted(found, until_s))
+    save_profile(_profile(fitted, inputs[0].hardware, said, under_way, name), out)
     again = f"simulate --profile {out}"
     if "request_s" in fitted.told:
         save_front_end(_front_end(fitted, said), front)
@@ -212,8 +213,11 @@ def _fit(loads: Sequence[Load], names: Sequence[str], progress: RunProgress, fou
         ) from None
 
 
-def _profile(fitted: Fitted, hardware: Hardware, said: str, name: str | None) -> Profile:
-    """With the limits and the memory that the server was said to have."""
+def _profile(
+    fitted: Fitted, hardware: Hardware, said: str, under_way: int, name: str | None
+) -> Profile:
+    """With the limits and the memory that the server was said to have. under_way: most requests at
+    once of what was fitted."""
     base, limits = hardware.profile, hardware.limits
     profile = fitted.terms.on(base)
     return profile.model_copy(
@@ -227,6 +231,7 @@ def _profile(fitted: Fitted, hardware: Hardware, said: str, name: str | None) ->
             "notes": f"{base.notes} Terms fitted to {said}.".strip(),
             "source": "measured",
             "fit_error": fitted.after,
+            "fitted_requests": under_way,
         }
     )
 
@@ -236,8 +241,12 @@ def _front_end(fitted: Fitted, said: str) -> FrontEnd:
     return FrontEnd("fitted", fitted.terms.request_s, 0.0, 0.0, 0.0, source)
 
 
+def _fitted(found: Sequence[Measurement], until_s: Sequence[float]) -> list[Served]:
+    return [_early(of_measurement(one), until) for one, until in zip(found, until_s, strict=True)]
+
+
 def _range(found: Sequence[Measurement], until_s: Sequence[float]) -> str:
-    fitted = [_early(of_measurement(one), until) for one, until in zip(found, until_s, strict=True)]
+    fitted = _fitted(found, until_s)
     prompts = np.concatenate([one.prompt_tokens for one in fitted])
     outputs = np.concatenate([one.output_tokens for one in fitted])
     under_way = max(_most_under_way(one) for one in fitted)

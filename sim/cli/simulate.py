@@ -118,6 +118,7 @@ def simulate(
     from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars, said_of_bars
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.measured import metrics_options
+    from twinserve.sim.setup.measured_range import most_decodes
     from twinserve.sim.setup.presets import with_defaults
     from twinserve.sim.setup.run import run_each
 
@@ -202,8 +203,10 @@ def simulate(
             dump_json(summaries if len(summaries) > 1 else next(iter(summaries.values())))
         )
     else:
-        notes = [*inputs.notices, *notes_of(results)]
-        bars = [said_of_bars(inputs.hardware.profile)] if error_bars else []
+        said = [*inputs.notices, *(n for r in results.values() for n in r.config["notices"])]
+        notes = [*dict.fromkeys(said), *notes_of(results)]
+        most = max(most_decodes(result.rows.steps) for result in results.values())
+        bars = [said_of_bars(inputs.hardware.profile, most)] if error_bars else []
         print_table(results, [*notes, *bars])
         print_pools(results)
         print_beside(results)

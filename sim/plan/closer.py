@@ -78,7 +78,7 @@ def surely(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> T
 def with_error(size: Size, n: int, sign: int) -> Trials:
     """The smallest number where all steps take longer (sign 1) or less (-1) by what is expected of
     the profile; None: not even `farthest` are enough."""
-    off = steps_off(size.candidate, sign)
+    off = steps_off(size.candidate, sign, most_decodes(size, n))
     guess = n if sign > 0 else max(n - 1, 1)  # shorter steps: n is enough if n - 1 is
     numbers: Any = smallest(guess, 1, farthest(size, n), above=False)
     try:
@@ -90,9 +90,15 @@ def with_error(size: Size, n: int, sign: int) -> Trials:
         return end.value.number
 
 
-def steps_off(candidate: Candidate, sign: int) -> tuple[float, float]:
-    """Factors on decode and prefill steps: longer (sign 1) or shorter (-1)."""
-    errors = expected_errors(candidate.hardware.profile)
+def most_decodes(size: Size, n: int) -> int:
+    """Requests that decode at once on one of `n` replicas."""
+    return max((trial.most_decodes for trial in size.trials.get(n, ())), default=0)
+
+
+def steps_off(candidate: Candidate, sign: int, decodes: int = 0) -> tuple[float, float]:
+    """Factors on decode and prefill steps: longer (sign 1) or shorter (-1). decodes: most at
+    once."""
+    errors = expected_errors(candidate.hardware.profile, decodes=decodes)
     return (1 + errors.decode.error) ** sign, (1 + errors.prefill.error) ** sign
 
 

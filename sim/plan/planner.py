@@ -12,7 +12,16 @@ from twinserve.profiles.memory import EXACT
 from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.plan.apart import Apart, check_apart, smallest_split, splits
 from twinserve.sim.plan.candidates import GPUS, TP, Candidate, LeftOut, candidates, check_list
-from twinserve.sim.plan.closer import Sized, drawn, farthest, rate_of_one, sized, surely, with_error
+from twinserve.sim.plan.closer import (
+    Sized,
+    drawn,
+    farthest,
+    most_decodes,
+    rate_of_one,
+    sized,
+    surely,
+    with_error,
+)
 from twinserve.sim.plan.day import Day, plan_day
 from twinserve.sim.plan.peaks import Peak, Trouble, find_peak
 from twinserve.sim.plan.prices import Prices
@@ -410,7 +419,8 @@ def _closer(
         row = rows[place]
         size = _of(sizes, row)
         ends = {name: next(each) for name in look}
-        errors = str(expected_errors(row.candidate.hardware.profile))
+        profile = row.candidate.hardware.profile
+        errors = str(expected_errors(profile, decodes=most_decodes(size, row.at_least)))
         closer = Closer(
             sizes=tuple(ends["sizes"]),
             below=ends.get("below"),

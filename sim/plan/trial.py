@@ -29,6 +29,7 @@ from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import StepsOff, with_steps_off
 from twinserve.sim.setup.hardware import Sources
 from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.measured_range import most_decodes, outside
 from twinserve.sim.setup.objectives import parse_objectives
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.load import load_trace
@@ -96,7 +97,7 @@ class Trial:
     """What a trial found. objectives: as those of the settings, empty where it ended early; missed:
     of these, which ran out of allowed misses; requests: judged ones; offline_tokens_per_s: of
     best-effort requests that ended in the judged time; memory: None where it ended early, or is too
-    short to tell; notices: of its settings and its requests."""
+    short to tell; notices: of its settings and its requests; most_decodes: requests in one step."""
 
     keeps: bool
     early: bool
@@ -108,6 +109,7 @@ class Trial:
     preemptions: int = 0
     memory: Memory | None = None
     notices: tuple[str, ...] = ()
+    most_decodes: int = 0
 
 
 def needed(objective: Objective, due: int) -> int:
@@ -263,7 +265,8 @@ def _judged(run: UntilKnown, objectives: Sequence[Objective], since_s: float) ->
         peak_kv_share=used / rows.kv_total_blocks,
         preemptions=int(rows.requests[["recomputes", "swaps"]].to_numpy().sum()),
         memory=_memory(rows, r.arrival[judged]),
-        notices=run.inputs.notices,
+        notices=(*run.inputs.notices, *outside(run.inputs.hardware.profile, rows.steps)),
+        most_decodes=most_decodes(rows.steps),
     )
 
 

@@ -24,6 +24,7 @@ from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.paths import lookup
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.measured_range import most_decodes
 from twinserve.sim.setup.run import PLAIN, Report, run_policy
 
 _SIDES = {"slow": 1, "fast": -1}
@@ -165,7 +166,8 @@ def add_error_bars(
     ranges to the summary (`error_bars`), the errors to what becomes run.json. errors: by default
     those expected of the profile. Raises as `check_error_bars`."""
     check_error_bars(inputs)
-    errors = errors or expected_errors(inputs.hardware.profile)
+    most = most_decodes(result.rows.steps)
+    errors = errors or expected_errors(inputs.hardware.profile, decodes=most)
     others = run_with_steps_off(inputs, spec, errors, report, options, begin)
     result.summary["error_bars"] = ranges([result.summary, *(o.summary for o in others)])
     result.config["error_bars"] = described(errors)
@@ -206,7 +208,7 @@ def described(errors: ExpectedErrors) -> dict[str, dict]:
     return {"decode": asdict(errors.decode), "prefill": asdict(errors.prefill)}
 
 
-def said_of_bars(profile: Profile) -> str:
-    """A line on what the ranges of a table are."""
-    errors = expected_errors(profile)
+def said_of_bars(profile: Profile, decodes: int = 0) -> str:
+    """A line on what the ranges of a table are. decodes: most at once in their runs."""
+    errors = expected_errors(profile, decodes=decodes)
     return f"low and high: step times off by the expected error: {errors} (docs/profiles.md)"

@@ -58,7 +58,7 @@ def one_run(
         ((spec, result),) = run_each(inputs, options=options)
         if error_bars:
             add_error_bars(inputs, spec, result, options=options)
-        row = flat(result.summary) | _bars(result.summary) | _said(inputs.notices)
+        row = flat(result.summary) | _bars(result.summary) | _said(result.config["notices"])
         halves = half_widths(result.rows.requests, blocks) if blocks else {}
         row |= {f"{name}{HALF}": half for name, half in halves.items()}
         return Kept([row | {REQUESTS: _requests(inputs.workload)}])

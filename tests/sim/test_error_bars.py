@@ -10,7 +10,7 @@ import pytest
 import twinserve
 from twinserve.profiles.evidence import ExpectedErrors, StepError, expected_errors
 from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
-from twinserve.profiles.profile import load_profile
+from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import main, simulate_main
 from twinserve.sim.report.table import SECTIONS, render_table
@@ -194,6 +194,27 @@ def test_columns_of_several_runs_stay_with_their_run(written):
     for name in ("with", "third"):
         at = words.index(name)
         assert words[at : at + 3] == [name, "low", "high"]
+
+
+@pytest.mark.parametrize(("known", "said"), [(40, False), (4, True)])
+def test_more_requests_at_once_than_were_measured_are_said_and_err_by_more(
+    known, said, tmp_path, capsys
+):
+    """The fit's own error, 4 %, is of steps with up to `known` requests."""
+    engine = load_profile("llama-3.1-8b@h100")
+    update = {"source": "measured", "fit_error": 0.04, "fitted_requests": known}
+    save_profile(engine.model_copy(update=update), tmp_path / "p.json")
+    words = ["--trace", "fixed:40,20", "--requests", "30", "--rate", "9000", "-q", "--error-bars"]
+    ended(simulate_main, [*words, "--profile", f"{tmp_path}/p.json", "--out", f"{tmp_path}/out"])
+    shown = " ".join(capsys.readouterr().out.split())
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert (f"up to {known} requests at once; here up to 30" in shown) is said
+    assert any("requests at once" in line for line in run["notices"]) is said
+    error = expected_errors(engine).decode.error if said else 0.04
+    assert error >= 0.04 and run["error_bars"]["decode"]["error"] == pytest.approx(error)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    low, high = summary["error_bars"]["classes.rt.mean_tpot_ms"]
+    assert high / low > (1 + error) ** 1.5
 
 
 @pytest.mark.slow
