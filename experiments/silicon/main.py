@@ -1,5 +1,4 @@
-"""The simulator against closed loops that others measured: `python -m
-twinserve.experiments.silicon`.
+"""The simulator against closed loops that others measured: `twinserve study silicon`.
 
 The points ship with aiconfigurator-core. Each is simulated with both forms of step times, with
 clients that start all at once and staggered. docs/validation.md has the results and what they mean.
@@ -7,150 +6,146 @@ clients that start all at once and staggered. docs/validation.md has the results
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import cyclopts
 import pandas as pd
-from cyclopts import Parameter
 
-from twinserve.experiments.silicon.loops import AS_SAID, FORMS, STARTS, Otherwise, loop
+from twinserve.experiments.silicon.loops import FORMS, STARTS, loop
 from twinserve.experiments.silicon.points import DATA, Point, read_points
-from twinserve.experiments.silicon.tables import ERRORS, KINDS, markdown
-from twinserve.experiments.study.command import RESUMABLE
-from twinserve.experiments.study.progress import shown_grid
-from twinserve.profiles.specs import ProfileError
-from twinserve.sim.cli.main import run_app
+from twinserve.experiments.study.output import table_lines
+from twinserve.experiments.study.study import Figure, Scale, Study
 from twinserve.sim.sweep import grid
-from twinserve.traces.write import write_atomically
 
-TABLE = "errors.csv"
-
-
-def silicon(
-    *,
-    out: Path = Path("out/silicon"),
-    model: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    gpu: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-    concurrency: Annotated[tuple[int, ...], Parameter(negative="")] = (),
-    each: int = 1,
-    seed: int = 0,
-    shortest: float | None = None,
-    rounds: int = AS_SAID.rounds,
-    host_time: str = AS_SAID.host_time,
-    seats: int | None = None,
-    fewer: int = AS_SAID.fewer,
-    fp8_kv: Annotated[bool, Parameter(negative="")] = False,
-    workers: int | None = None,
-    any_version: Annotated[bool, Parameter(negative="")] = False,
-) -> None:
-    """Simulate the measured closed loops and print the errors, by kind.
-
-    Parameters
-    ----------
-    out: Path
-        Folder that keeps each loop; what is there of this version of the code is not made again.
-        The errors go to its errors.csv.
-    model: tuple[str, ...]
-        Models of the catalogue; by default all that were measured.
-    gpu: tuple[str, ...]
-        GPUs of the catalogue; by default all that were measured.
-    concurrency: tuple[int, ...]
-        Requests under way; by default any number.
-    each: int
-        Only each N-th point.
-    seed: int
-        Of the lengths, where they are drawn.
-    shortest: float
-        Otherwise than the points say: lengths are drawn from this share of the stated ones on.
-    rounds: int
-        Otherwise: requests for each that may be under way.
-    host_time: str
-        Otherwise: as of `simulate --host-time`.
-    seats: int
-        Otherwise: the batch limit of the servers.
-    fewer: int
-        Otherwise: so many times fewer requests under way.
-    fp8_kv: bool
-        Otherwise: all servers have an FP8 KV cache.
-    workers: int
-        Processes; by default one for each core.
-    any_version: bool
-        Also take loops that another version of the code has run.
-    """
-    for name, value in (("workers", workers), ("each", each)):
-        if value is not None and value < 1:
-            raise ProfileError(f"--{name} {value}: give at least 1")
-    otherwise = _otherwise(Otherwise(shortest, rounds, host_time, seats, fewer, fp8_kv))
-    points = [
-        p
-        for p in read_points()
-        if (not model or p.model in model)
-        and (not gpu or p.gpu in gpu)
-        and (not concurrency or p.concurrency in concurrency)
-    ][::each]
-    if not points:
-        known = ", ".join(sorted({f"{p.model} on {p.gpu}" for p in read_points()}))
-        raise ProfileError(
-            f"--model, --gpu and --concurrency leave no point of them; there are points of: {known}"
-        )
-    rows = of_points(points, out, seed, otherwise, workers, any_version)
-    failed = rows.why.notna() if "why" in rows else pd.Series(False, index=rows.index)
-    good, bad = rows[~failed], rows[failed]
-    if len(good):
-        text = good[ERRORS].sort_values(ERRORS).to_csv(index=False, float_format="%.4g")
-        write_atomically(out / TABLE, text.encode())
-    print(markdown(good, bad, tuple(KINDS)), end="")
+METRICS = ("TTFT", "TPOT", "throughput")
+ENGINE = ("model", "gpu", "precision")
+# of a loop: what it was, how it was simulated, and its errors
+ERRORS = [*ENGINE, "tp", "ep", "input", "output", "concurrency", "form", "start", *METRICS]
+KINDS: dict[str, tuple[str, ...]] = {
+    "By engine": ENGINE,
+    "By engine and concurrency": (*ENGINE, "concurrency"),
+    "By engine and lengths": (*ENGINE, "input", "output"),
+    "By engine and ranks": (*ENGINE, "tp", "ep"),
+}
+# what one run with one setting changed explains: fields of a point, each N-th, fields of
+# `loops.Otherwise`
+QWEN, GPT, LLAMA = {"model": "qwen3-32b"}, {"model": "gpt-oss-120b"}, {"model": "llama-3.1-8b-fp8"}
+H200 = {"model": "llama-3.1-70b-fp8", "gpu": "h200", "concurrency": 64}
+CHANGED: dict[str, tuple[Mapping[str, Any], int, Mapping[str, Any]]] = {
+    "Qwen3-32B": (QWEN, 6, {}),
+    "Qwen3-32B, no host time": (QWEN, 6, {"host_time": "none"}),
+    "Qwen3-32B, lengths vary by 2 %": (QWEN, 6, {"shortest": 0.98}),
+    "Llama-3.1-8B": (LLAMA, 1, {}),
+    "Llama-3.1-8B, half the requests": (LLAMA, 1, {"fewer": 2}),
+    "Llama-3.1-8B, a quarter of the requests": (LLAMA, 1, {"fewer": 4}),
+    "Llama-3.1-70B on H200, 64 requests": (H200, 1, {}),
+    "Llama-3.1-70B on H200, 64 requests, FP8 KV": (H200, 1, {"fp8_kv": True}),
+    "gpt-oss-120b, 512 requests, 100 seats": (GPT | {"concurrency": 512}, 1, {"seats": 100}),
+}
 
 
-def _otherwise(given: Otherwise) -> Otherwise:
-    """ProfileError, one line, for what cannot be."""
-    if given.shortest is not None and not 0 < given.shortest <= 1:
-        raise ProfileError(f"--shortest {given.shortest:g}: give a share above 0 and up to 1")
-    if given.rounds < 3:  # of a staggered loop the first and the last are left out
-        raise ProfileError(f"--rounds {given.rounds}: give at least 3")
-    for name, value in (("seats", given.seats), ("fewer", given.fewer)):
-        if value is not None and value < 1:
-            raise ProfileError(f"--{name} {value}: give at least 1")
-    return given
+def points(scale: Scale) -> list[grid.Point]:
+    """Every measured loop; of the smallest grid each 90th, with few requests."""
+    otherwise = {"rounds": 3, "fewer": 8} if scale.quick else {}
+    chosen = read_points()[:: 90 if scale.quick else 1]
+    return [each for point in chosen for each in _loops(point, scale, otherwise, {})]
 
 
-def of_points(
-    points: Sequence[Point],
-    out: Path,
-    seed: int,
-    otherwise: Otherwise = AS_SAID,
-    workers: int | None = 1,
-    any_version: bool = False,
-) -> pd.DataFrame:
-    """A row for each point, form and start (`loops.loop`), kept in `out`."""
-    data = metadata.version(DATA)
-    todo = [
-        grid.Point(
-            {},
-            {
-                "point": point.name,
-                "data": data,
-                "form": form,
-                "start": start,
-                "seed": seed,
-                "otherwise": asdict(otherwise),
-            },
-        )
-        for point in points
-        for form in FORMS
-        for start in STARTS
-    ]
-    return shown_grid(loop, todo, out, workers, "silicon", any_version)
+def changed(scale: Scale) -> list[grid.Point]:
+    """The runs with one setting changed."""
+    found = []
+    for name, (fields, every, otherwise) in CHANGED.items():
+        chosen = [
+            point
+            for point in read_points()
+            if all(getattr(point, field) == value for field, value in fields.items())
+        ][::every]
+        quick = {"rounds": 3} if scale.quick else {}
+        for point in chosen[: 1 if scale.quick else None]:
+            found += _loops(point, scale, {**otherwise, **quick}, {"changed": name})
+    return found
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point; bad input ends as one line."""
-    app = cyclopts.App(
-        name="silicon", help=silicon.__doc__, version_flags=[], result_action="return_value"
-    )
-    app.default(silicon)
-    run_app(app, arguments, RESUMABLE)
+def _loops(
+    point: Point, scale: Scale, otherwise: Mapping[str, Any], axes: Mapping[str, Any]
+) -> Iterator[grid.Point]:
+    work = {"point": point.name, "data": metadata.version(DATA), "otherwise": dict(otherwise)}
+    named = {name: getattr(point, name) for name in ("model", "gpu", "concurrency")}
+    for form in FORMS:
+        for start in STARTS:
+            for seed in scale.seeds:
+                settings = {"form": form, "start": start, "seed": seed}
+                yield grid.Point({**axes, **named, **settings}, work | settings)
+
+
+def errors(loops: pd.DataFrame) -> pd.DataFrame:
+    """Errors of every loop that has step times, to four digits."""
+    good = loops[loops.why.isna()] if "why" in loops else loops
+    found = good[[*(["changed"] if "changed" in good else []), *ERRORS]].sort_values(ERRORS)
+    return found.assign(**{name: found[name].map(_short) for name in METRICS})
+
+
+def _short(error: float) -> float:
+    return float(f"{error:.4g}")
+
+
+def summary(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """A row a group, form and start: points, and of each metric the mean of the relative errors and
+    their mean size."""
+    by = [*keys, "form", "start"]
+    groups = rows.groupby(by, sort=True)
+    found = groups.size().rename("points").to_frame()
+    for metric in METRICS:
+        found[metric, "mean"] = groups[metric].mean()
+        found[metric, "size"] = groups[metric].agg(lambda errors: errors.abs().mean())
+    return found.reset_index()
+
+
+def table(rows: pd.DataFrame, keys: Sequence[str]) -> Iterator[str]:
+    """Lines of a Markdown table of `rows` (columns `ERRORS`): one for each of `keys` and start.
+    "mean (size)" of each error, operators and roofline side by side."""
+    head = [*keys, "points", "start"]
+    head += [f"{metric}: {form}" for metric in METRICS for form in FORMS]
+    found = summary(rows, keys).set_index([*keys, "start", "form"])
+    cells = []
+    for key, group in found.groupby(level=[*keys, "start"], sort=True):
+        *of, start = key
+        said = []
+        for metric in METRICS:
+            for form in FORMS:
+                one = group[group.index.get_level_values("form") == form]
+                said.append(_said(one.iloc[0], metric) if len(one) else "-")
+        cells.append([*of, int(group.points.max()), start, *said])
+    order = {start: i for i, start in enumerate(STARTS)}
+    cells.sort(key=lambda row: (row[: len(keys)], order[row[len(keys) + 1]]))
+    yield from table_lines(head, cells)
+
+
+def _said(row: pd.Series, metric: str) -> str:
+    return f"{100 * row[metric, 'mean']:+.0f} ({100 * row[metric, 'size']:.0f}) %"
+
+
+def by_kind(rows: pd.DataFrame) -> str:
+    """Tables of `KINDS`, and how many points have no step times."""
+    parts = [line for kind in KINDS for line in (f"### {kind}", "", *table(rows, KINDS[kind]), "")]
+    return "\n".join([*parts, ""])
+
+
+STUDY = Study(
+    "silicon",
+    "",
+    [
+        Figure("errors", "Every measured loop", points, loop, errors, text=by_kind),
+        Figure(
+            "changed",
+            "One setting changed",
+            changed,
+            loop,
+            errors,
+            text=lambda rows: "\n".join([*table(rows, ("changed",)), ""]),
+        ),
+    ],
+    seeds=1,
+    intro="Relative errors of simulated closed loops: the mean, and in brackets the mean size.",
+)

@@ -29,6 +29,7 @@ STUDIES = {
     "apart": "When prefill apart from decode pays on equal GPUs.",
     "benchmark": "How fast the simulator is on this machine.",
     "decisions": "How long the decisions of the policies take on this machine.",
+    "silicon": "Closed loops that others measured on GPUs, simulated.",
     "optimality": "How far BROS's Algorithm 1 is from the best batch.",
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from twinserve.experiments.silicon.tables import ENGINE, table
+from twinserve.experiments.silicon.main import ENGINE, table
 
 ROOT = Path(__file__).parents[2]
 PAGE = "docs/validation.md"
@@ -19,7 +19,7 @@ MOST = 512  # requests; the page says why gpt-oss with so many stands by itself
 
 @cache
 def errors() -> pd.DataFrame:
-    return pd.read_csv(ROOT / "docs" / "results" / "silicon" / "errors.csv")
+    return pd.read_csv(ROOT / "docs" / "results" / "silicon" / "errors" / "table.csv")
 
 
 def rows_of(section: str) -> pd.DataFrame:
@@ -146,13 +146,6 @@ def sentences() -> dict[str, list[str]]:
             f"within {most[0]} % on average for Qwen3-32B (16 bits), {most[1]} % for "
             f"Llama-3.1-70B (FP8, NVFP4) and {most[2]} % for gpt-oss-120b on Hopper",
             f"throughput is up to {largest('throughput')} % off and TPOT up to {largest('TPOT')} %",
-        ],
-        "docs/profiles.md": [
-            f"the roofline's TPOT is {error('TPOT', 'roofline', model=GPT, gpu='h200')} % short "
-            f"for gpt-oss-120b on H200, and "
-            f"{error('TPOT', 'roofline', model='qwen3-235b-a22b-fp8')} % for Qwen3-235B-A22B",
-            f"TPOT is {span(means('TPOT', 'roofline', model=FP8).error)} % short in FP8, and "
-            f"{error('TPOT', 'roofline', model=NVFP4)} % in NVFP4",
         ],
     }
 

@@ -1,6 +1,0 @@
-"""`python -m twinserve.experiments.silicon`."""
-
-from twinserve.experiments.silicon.main import main
-
-if __name__ == "__main__":
-    main()
