@@ -11,7 +11,7 @@ from twinserve.sim.cli.main import main
 from twinserve.sim.setup.config import SettingsError
 
 # experiment -> a function that its command calls
-CALLED = {"matrices": "page", "serving": "measure", "validation": "truth_folder"}
+CALLED = {"matrices": "page", "validation": "truth_folder"}
 
 
 def ended(capsys, main, *arguments: str) -> tuple[int, str]:
@@ -51,22 +51,21 @@ def test_ctrl_c_ends_with_a_line(name, capsys, monkeypatch, tmp_path):
     assert code == 130 and "interrupted" in said
 
 
-@pytest.mark.parametrize("name", ["serving"])
-def test_a_measurement_that_failed_is_a_line(name, capsys, monkeypatch):
+def test_a_measurement_that_failed_is_a_line(capsys, monkeypatch):
     def failing(*_, **__):
         raise BenchmarkError("a command\nfailed")
 
-    monkeypatch.setattr(f"{module_of(name)}.measure", failing)
-    assert ended(capsys, main_of(name)) == (2, "error: a command failed\n")
+    monkeypatch.setattr("twinserve.experiments.validation.main.truth_folder", failing)
+    assert ended(capsys, main_of("validation")) == (2, "error: a command failed\n")
 
 
 def test_a_defect_is_not_taken_for_bad_input(monkeypatch):
     def broken(*_, **__):
         raise ValueError("no such axis")
 
-    monkeypatch.setattr("twinserve.experiments.serving.main.measure", broken)
+    monkeypatch.setattr("twinserve.experiments.validation.main.truth_folder", broken)
     with pytest.raises(ValueError, match="no such axis"):
-        main_of("serving")([])
+        main_of("validation")([])
 
 
 def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):
@@ -81,10 +80,9 @@ def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):
     assert code == 130 and "goes on from there" in said
 
 
-@pytest.mark.parametrize("name", ["matrices", "serving"])
-def test_a_file_in_no_folder_is_refused_before_anything_runs(name, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(f"{module_of(name)}.{CALLED[name]}", interrupted)
-    code, said = ended(capsys, main_of(name), "--out", str(tmp_path / "no" / "file"))
+def test_a_file_in_no_folder_is_refused_before_anything_runs(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(f"{module_of('matrices')}.{CALLED['matrices']}", interrupted)
+    code, said = ended(capsys, main_of("matrices"), "--out", str(tmp_path / "no" / "file"))
     assert code == 2 and "there is no folder" in said
 
 
