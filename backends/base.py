@@ -3,7 +3,7 @@ engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -19,11 +19,12 @@ class Executed:
 
     outcome: StepOutcome
     work: StepComposition
-    to_host_bytes: int
-    to_device_bytes: int
-    ready_s: dict[int, float]  # rows that wait for a transfer -> when it lands
+    to_host_bytes: int = 0
+    to_device_bytes: int = 0
+    # rows that wait for a transfer -> when it lands
+    ready_s: dict[int, float] = field(default_factory=dict)
     # rows with a transfer for which no step waits -> when the last of them lands
-    lands_s: dict[int, float]
+    lands_s: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -50,6 +51,8 @@ class Backend(Protocol):
     # True: the outcome of `execute` is known when the step begins, so that the next plan can be
     # made while it runs (asynchronous scheduling)
     plans_ahead: bool = False
+    # True: steps of a run end when `execute` said, if they are not slowed (`slow`)
+    keeps_time: bool = False
 
     @property
     def draws_drafts(self) -> bool:

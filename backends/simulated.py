@@ -53,6 +53,7 @@ class SimulatedBackend(Backend):
         self.layers = layers
         self.fast = fast
         self.allreduces = allreduces
+        self.keeps_time = allreduces is None  # else what uses the link meanwhile delays them
         self.layered = layered
         self._cold_s = cold_start_s  # until the first step
         self.moved: Counts = {}  # all moves so far
@@ -86,16 +87,20 @@ class SimulatedBackend(Backend):
     ) -> Executed:
         rows = plan.rows
         work = self.composition(plan, emitting)
-        moved = self.transfer(plan, now, overhead_s, work)
-        start, beside = max(now + overhead_s, moved.before), moved.beside
+        moved = self.transfer(plan, now, overhead_s, work) if plan.moves else None
+        start, beside = now + overhead_s, now
+        if moved is not None:
+            start, beside = max(start, moved.before), moved.beside
         emitted, left, least = columns.leaving(self.requests, rows, emitting, self._outputs)
         steps = plan.valid_for + 1 if self.fast else 1
         if steps > 1 and least:
             steps = min(steps, least)
         if steps == 1:
             seconds = [self.model.step_seconds(work)]
-            self._warm_up(seconds)
-            self._delay(work, seconds, start, beside, overhead_s)
+            if self._cold_s:
+                self._warm_up(seconds)
+            if self.allreduces is not None:
+                self._delay(work, seconds, start, beside, overhead_s)
             ends = np.array([max(start + seconds[0], beside)])
         else:
             seconds = self._run_seconds(work, steps)
@@ -107,6 +112,8 @@ class SimulatedBackend(Backend):
                 ends = ends[:steps]
         finished = emitted[left == steps].tolist() if steps == least else []
         outcome = StepOutcome(now, ends, emitted, finished)
+        if moved is None:
+            return Executed(outcome, work)
         return Executed(
             outcome, work, moved.to_host_bytes, moved.to_device_bytes, moved.ready_s, moved.lands_s
         )
@@ -174,10 +181,6 @@ class SimulatedBackend(Backend):
 
     def _pooled(self, plan: StepPlan, emitting: np.ndarray) -> StepComposition:
         rows = plan.rows
-        if plan.valid_for and not plan.chunked:
-            # of a batch's length, plain sums are faster than numpy's
-            resident = self.requests.computed_tokens[rows].tolist()
-            return StepComposition(len(resident), sum(resident), max(resident, default=0))
         first: list[int] = []  # of those fetched, each decodes with its first step
         if self._fetched:
             first = [row for row in rows.tolist() if row in self._fetched]

@@ -90,6 +90,40 @@ def leaving(requests, rows, emitting, outputs):
     return rows_out[:m], left_out[:m], least
 
 
+def in_state(requests, rows, int8_t wanted):
+    cdef cnp.ndarray rows_in = whole(rows)
+    cdef Py_ssize_t n = size(rows_in), m = 0, i
+    cdef int64_t* row = rows_of(rows_in, requests)
+    cdef int8_t* state = tiny_ints(requests.state)
+    cdef cnp.ndarray rows_out = new_ints(n)
+    cdef int64_t* found = ints(rows_out)
+    for i in range(n):
+        found[m] = row[i]
+        m += state[row[i]] == wanted
+    return rows if m == n else rows_out[:m]
+
+
+def best_effort(requests, rows):
+    cdef cnp.ndarray rows_in = whole(rows)
+    cdef int64_t* row = rows_of(rows_in, requests)
+    cdef int8_t* kind = tiny_ints(requests.service_class)
+    cdef Py_ssize_t found = 0, i
+    for i in range(size(rows_in)):
+        found += kind[row[i]] == 1
+    return found
+
+
+def advance(requests, rows, tokens, int64_t steps):
+    cdef cnp.ndarray rows_in = whole(rows), tokens_in = whole(tokens)
+    cdef int64_t* row = rows_of(rows_in, requests)
+    cdef int64_t* new = ints(tokens_in)
+    cdef int64_t* computed = ints(requests.computed_tokens)
+    cdef Py_ssize_t i
+    same_length(rows_in, tokens_in)
+    for i in range(size(rows_in)):
+        computed[row[i]] += new[i] * steps
+
+
 def pooled(requests, rows, tokens, emitting, list first):
     cdef cnp.ndarray rows_in = whole(rows), tokens_in = whole(tokens)
     cdef Py_ssize_t n = size(rows_in), decodes = 0, i

@@ -40,6 +40,22 @@ def leaving(
     return emitted, left, min(left.tolist(), default=0)
 
 
+def in_state(requests, rows: np.ndarray, state: int) -> np.ndarray:
+    """Of `rows` those in `state`."""
+    found = requests.state[rows] == state
+    return rows if np.count_nonzero(found) == len(rows) else rows[found]
+
+
+def best_effort(requests, rows: np.ndarray) -> int:
+    """How many of `rows` are best-effort."""
+    return int(np.count_nonzero(requests.service_class[rows] == 1))
+
+
+def advance(requests, rows: np.ndarray, tokens: np.ndarray, steps: int) -> None:
+    """Each row has computed its `tokens` in each of `steps` steps."""
+    requests.computed_tokens[rows] += tokens * steps
+
+
 def pooled(
     requests, rows: np.ndarray, tokens: np.ndarray, emitting: np.ndarray, first: list[int]
 ) -> tuple:

@@ -158,6 +158,8 @@ class VllmPolicy(Policy[VllmOptions]):
 
     def _long_prefill_cap(self) -> int:
         """A lone request starves no other: it may use the whole budget."""
+        if not self.options.long_prefill_token_threshold:
+            return 0
         here = len(self.running) + len(self.waiting) + len(self.fetching) + len(self._passed)
         alone = self._rules.lone_prompt_uncapped and here <= 1
         return 0 if alone else self.options.long_prefill_token_threshold

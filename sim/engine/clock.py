@@ -11,7 +11,7 @@ from collections.abc import Callable
 from heapq import heapify, heappush
 
 import simpy
-from simpy.core import NORMAL, URGENT, EventPriority
+from simpy.core import NORMAL, URGENT
 from simpy.events import Event
 
 # At equal times arrivals and landed transfers come first, then the ends of steps, replica by
@@ -20,6 +20,8 @@ from simpy.events import Event
 # news that a request has left a replica, told right before its decision, come after those of
 # replicas before it.
 BEFORE_STEPS, STEPS, PLANS = URGENT, NORMAL, 1 << 20
+
+_new_event = Event.__new__
 
 
 class Clock(simpy.Environment):
@@ -51,8 +53,8 @@ class Clock(simpy.Environment):
         """An event that happens at `time_s` (seconds, not before now)."""
         if time_s < self._now:
             raise ValueError(f"an event at {time_s} s, when it is {self._now} s already")
-        event = Event(self)
-        event._ok, event._value = True, None
-        entry = (time_s, EventPriority(priority), next(self._eid), event)
-        heappush(self._queue, entry)
+        event = _new_event(Event)  # with all that `Event` itself would set
+        event.env, event.callbacks, event._ok, event._value = self, [], True, None
+        # EventPriority is a name for type checkers, and to call it would cost as much as the rest
+        heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
         return event

@@ -85,6 +85,11 @@ class EngineCore:
         return self._last_token_s is not None
 
     @property
+    def unsettled(self) -> bool:
+        """Whether `settle` has something to do."""
+        return bool(self._leaving or self._released)
+
+    @property
     def leaving(self) -> tuple[int, ...]:
         """Rows withdrawn since the last boundary."""
         return tuple(self._leaving)
@@ -263,8 +268,10 @@ class EngineCore:
         """Ask the policy, and apply what its plan changes at once (which rows lost and got
         memory)."""
         requests = self.requests
-        self.settle(now)
-        self._tell_arrivals()
+        if self.unsettled:
+            self.settle(now)
+        if self._arrived:
+            self._tell_arrivals()
         view = SystemView(now, requests, self.ready_s, self._under_way_rows, self.draining)
         plan = self.policy.plan(view, self.ledger)
         for row, kind in plan.preempted:
@@ -314,10 +321,7 @@ class EngineCore:
 
     def emitting(self, plan: StepPlan) -> np.ndarray:
         """bool[n]: which of the plan's rows catch up with their known text, and so emit a token."""
-        rows = plan.rows
-        if plan.valid_for and not plan.chunked:
-            return np.ones(len(rows), bool)
-        return columns.emitting(self.requests, rows, plan.tokens)
+        return columns.emitting(self.requests, plan.rows, plan.tokens)
 
     def begin(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """A step starts, and the next plan is made before it ends: until `complete`, the table
@@ -368,10 +372,10 @@ class EngineCore:
                     self.ledger.extend_chunks(plan.rows, plan.tokens, granted)
                 else:
                     self.ledger.extend(plan.rows, granted)
-            requests.computed_tokens[plan.rows] += plan.tokens * steps
+            columns.advance(requests, plan.rows, plan.tokens, steps)
         gaps = self._book(outcome)
         if self._publishes:
-            holders = rows[requests.state[rows] == RUNNING]
+            holders = columns.in_state(requests, rows, RUNNING)
             # no more memory: only their text is known now
             self.ledger.grow_all(holders, self._text_tokens(holders))
         for row in outcome.finished:

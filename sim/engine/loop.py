@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 
 import numpy as np
@@ -19,6 +19,7 @@ from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, PLANS, STEPS, Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.host_tier import HostTier
+from twinserve.sim.engine.step import Run, Step
 from twinserve.sim.results.recorder import Load, StepRecorder
 
 
@@ -32,16 +33,6 @@ class Wake(Enum):
 
     NEWS = auto()  # something arrived, left, or landed
     FAILURE = auto()  # the engine has failed
-
-
-@dataclass(slots=True)
-class _Step:
-    """A plan that is being executed; running, waiting: requests, when it began."""
-
-    plan: StepPlan
-    executed: Executed
-    running: int
-    waiting: int
 
 
 class Engine:
@@ -87,7 +78,8 @@ class Engine:
         self._idle = False
         self._in_run = False
         self._last = 0  # step of a run that is cut
-        self._step: _Step | None = None  # under way
+        self._step: Step | None = None  # under way
+        self._run_on: Run | None = None  # under way or just booked; its next step is to follow
         self.down = False
         self._void_loads: list[Load] = []  # of the steps under way when it died, by their begin
         self._news = False  # something arrived, landed or ended since the last plan was made
@@ -167,7 +159,7 @@ class Engine:
         self.process.interrupt(Wake.FAILURE)
         return rows
 
-    def _keep_loads(self, under_way: Sequence[_Step | None]) -> None:
+    def _keep_loads(self, under_way: Sequence[Step | None]) -> None:
         """What steps showed that are about to be void: `load` is asked for it until the router
         knows that the engine is dead."""
         for step in filter(None, under_way):
@@ -179,6 +171,7 @@ class Engine:
     def slow(self, factor: float) -> None:
         """Steps after the one under way take `factor` times as long; 1: as before."""
         self.backend.slow(factor)
+        self._run_on = None
         if self._in_run:
             self.notify()
 
@@ -236,25 +229,32 @@ class Engine:
                 raise
 
     def _loop(self):
+        clock, core = self.clock, self.core
         plan = None
         while True:
-            yield self.clock.at(self.clock.now, self._plans)
+            yield clock.at(clock.now, self._plans)
             if plan is None:
-                self._settle()
-            if plan is None and (self.core.active or self.core.policy.unsettled):
-                plan, self._since_s = self._plan(), None
+                if core.unsettled:
+                    self._settle()
+                if core.active or core.policy.unsettled:
+                    plan, self._since_s = self._plan(), None
             if not plan:
                 yield from self._without_step(plan)
                 plan = None
                 continue
-            step = self._step = self._execute(plan)
-            plan = self._plan_ahead(step) if self.core.asynchronous else None
-            yield from self._run(step.executed)
+            run, self._run_on = self._run_on, None
+            step = self._step = self._execute(plan) if run is None else self._follow(run, plan)
+            plan = self._plan_ahead(step) if core.asynchronous else None
+            ends = step.executed.outcome.ends_s
+            if len(ends) == 1:
+                yield clock.at(ends[0], self._steps)
+            else:
+                yield from self._run(step.executed)
             self._record(step)
 
     # -- plan --------------------------------------------------------------------------------------
     def _plan(self) -> StepPlan:
-        self._settle()
+        """Of an engine that is settled."""
         self._news = False
         started = time.perf_counter()
         plan = self.core.plan(self.clock.now)
@@ -322,7 +322,7 @@ class Engine:
         )
 
     # -- run ---------------------------------------------------------------------------------------
-    def _execute(self, plan: StepPlan) -> _Step:
+    def _execute(self, plan: StepPlan) -> Step:
         core, now = self.core, self.clock.now
         overhead = self.decision_overhead
         if overhead is None:
@@ -337,15 +337,21 @@ class Engine:
         executed = self.backend.execute(
             plan, core.emitting(plan), now, max(overhead, until_s - now)
         )
-        self._hold(executed.ready_s, executed.lands_s)
+        if executed.ready_s or executed.lands_s:
+            self._hold(executed.ready_s, executed.lands_s)
         if self.tier is not None:
             self.tier.load(plan, float(executed.outcome.ends_s[-1]))
         elif plan.fetched:
             self._begin_to_fetch(plan)
         self._since_s = now + overhead
-        return _Step(plan, executed, core.holding, core.waiting)
+        return Step(plan, executed, core.holding, core.waiting)
 
-    def _plan_ahead(self, step: _Step) -> StepPlan | None:
+    def _follow(self, run: Run, plan: StepPlan) -> Step:
+        """Execute the plan of a run's next step."""
+        self._since_s = self.clock.now
+        return run.following(plan, self.clock.now, self.core.holding, self.core.waiting)
+
+    def _plan_ahead(self, step: Step) -> StepPlan | None:
         """Asynchronous scheduling: the plan of the next step, made now that this one begins; None
         if there is nothing to do before its outcome is known.
 
@@ -353,12 +359,20 @@ class Engine:
         itself, to be planned in.
         """
         plan, executed = step.plan, step.executed
-        steps = len(executed.outcome.ends_s)
+        outcome = executed.outcome
+        steps = len(outcome.ends_s)
         if steps > 1:
+            if self.tier is None and self.backend.keeps_time:
+                self._run_on = Run(executed)
             self.backend.cut(executed, steps - 1)
             return StepPlan(plan.rows, plan.tokens)  # what it moves has moved by then
-        self._record_plan(step)
-        self.core.begin(plan, executed.outcome)
+        if step.run_ends_s is None or not self.recorder.went_on(
+            step.run_ends_s, step.running, step.waiting
+        ):
+            self._record_plan(step)
+        self.core.begin(plan, outcome)
+        if self.core.unsettled:
+            self._settle()
         ahead = self._plan()
         return ahead if ahead or ahead.changes_memory else None
 
@@ -393,12 +407,8 @@ class Engine:
             self.notify()
 
     def _run(self, executed: Executed):
-        """Let the time of the step, or of the run of steps, pass; an arrival cuts a run at the next
-        boundary."""
+        """Let the time of a run of steps pass; an arrival cuts it at the next boundary."""
         ends = executed.outcome.ends_s
-        if len(ends) == 1:
-            yield self.clock.at(ends[0], self._steps)
-            return
         self._in_run = True
         try:
             yield self.clock.at(ends[-1], self._steps)
@@ -439,19 +449,25 @@ class Engine:
         return Load(at_s, step.running, step.waiting, used, core.ledger.num_blocks)
 
     # -- record ------------------------------------------------------------------------------------
-    def _record_plan(self, step: _Step) -> None:
+    def _record_plan(self, step: Step) -> None:
         """While memory is as the plan left it: nothing of a later plan, and no outcome booked."""
         core = self.core
         self.recorder.planned(
-            step.plan, step.executed, step.running, step.waiting, core.requests, core.ledger
+            step.plan,
+            step.executed,
+            step.running,
+            step.waiting,
+            core.requests,
+            core.ledger,
+            goes_on=self._run_on is not None,
         )
 
-    def _record(self, step: _Step) -> None:
+    def _record(self, step: Step) -> None:
         if not self.core.under_way:
             self._record_plan(step)
         self._book(step)
 
-    def _book(self, step: _Step) -> None:
+    def _book(self, step: Step) -> None:
         core, executed = self.core, step.executed
         self._news = self._news or bool(core.fenced)  # memory comes back
         gaps = core.complete(step.plan, executed.outcome)

@@ -16,7 +16,8 @@ from twinserve.policies.errors import PolicyError
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import FIRST_ROWS, End, State
 from twinserve.sim.engine.core import EngineCore
-from twinserve.sim.engine.loop import Engine, _Step
+from twinserve.sim.engine.loop import Engine
+from twinserve.sim.engine.step import Step
 
 _FINISHED = int(State.FINISHED)
 _RUNNING = int(State.RUNNING)
@@ -173,7 +174,7 @@ class PipelinedEngine(Engine):
 
     def __init__(self, *given, **more) -> None:
         super().__init__(*given, **more)
-        self._queue: BatchQueue[_Step] = BatchQueue(self.core.depth)
+        self._queue: BatchQueue[Step] = BatchQueue(self.core.depth)
 
     def _loop(self):
         queue = self._queue

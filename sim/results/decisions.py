@@ -205,6 +205,7 @@ class DecisionRecorder(StepRecorder):
         waiting: int,
         requests: RequestTable,
         ledger: KvLedger,
+        goes_on: bool = False,
     ) -> None:
         before, self._before = self._before, []  # without_step is called for this plan too
         super().planned(plan, executed, running, waiting, requests, ledger)
@@ -227,6 +228,9 @@ class DecisionRecorder(StepRecorder):
             "verified": _verified(outcome, requests),
         }
         self.lines.append(line | {name: value for name, value in optional.items() if value})
+
+    def went_on(self, ends_s: np.ndarray, running: int, waiting: int) -> bool:
+        return False  # a line each: a run, and the step that is planned in
 
     def take_withdrawn(self) -> list[int]:
         """Rows that left since the last step or call."""

@@ -86,31 +86,33 @@ class StepRecorder:
         waiting: int,
         requests: RequestTable,
         ledger: KvLedger,
+        goes_on: bool = False,
     ) -> None:
         """Before the outcome is booked: memory is as the plan left it. running, waiting: requests,
-        at planning."""
-        steps = len(executed.outcome.ends_s)
+        at planning. goes_on: one more step of the run may follow (`went_on`)."""
+        taken = len(executed.outcome.ends_s)
+        steps = taken + goes_on
         usage = ledger.usage()
         work = executed.work
         if plan.preempted or plan.moves:
             self.without_step(plan, executed.to_host_bytes, executed.to_device_bytes)
         once, self._pending = self._pending, [0, 0, 0, 0]
         if steps > 1:
-            best_effort = requests.service_class[plan.rows] == 1
-            n_be = np.count_nonzero(best_effort)
-            parts = (
-                ("kv_rt_blocks", ~best_effort, len(plan.rows) - n_be),
-                ("kv_be_blocks", best_effort, n_be),
-            )
-            for column, mine, n in parts:
+            n_be = columns.best_effort(requests, plan.rows)
+            for column, kind, n in (
+                ("kv_rt_blocks", 0, len(plan.rows) - n_be),
+                ("kv_be_blocks", 1, n_be),
+            ):
                 if n:
-                    chosen = None if n == len(plan.rows) else mine
+                    alone = n == len(plan.rows)
+                    chosen = None if alone else requests.service_class[plan.rows] == kind
                     growth = growth_of(plan, ledger, steps, chosen)
                     self.growth.append((len(self._scalars), column, growth))
+        prefills = len(work.prefill_new)
         self._scalars.append(
             (
-                len(work.prefill_new),
-                sum(work.prefill_new.tolist()),
+                prefills,
+                sum(work.prefill_new.tolist()) if prefills else 0,
                 work.decode_requests,
                 running,
                 waiting,
@@ -119,15 +121,28 @@ class StepRecorder:
                 usage.free,
                 usage.cached,
                 *once,
-                sum([hit for _, hit in plan.admitted]),
+                sum([hit for _, hit in plan.admitted]) if plan.admitted else 0,
             )
         )
         self.starts.append(executed.outcome.start_s)
         self.ends.append(executed.outcome.ends_s)
-        self.steps += steps
+        self.steps += taken
+
+    def went_on(self, ends_s: np.ndarray, running: int, waiting: int) -> bool:
+        """The run planned last has one more step, and ends at `ends_s`: one entry with the others.
+        False, and nothing changed, where more has changed since it began; then `planned` is due."""
+        if self._scalars[-1][3:5] != (running, waiting) or any(self._pending):
+            return False
+        self.ends[-1] = ends_s
+        self.steps += 1
+        return True
 
     def void(self) -> None:
-        """The step planned last, a single one, never ended."""
+        """The step planned last, a single one or the last one of a run, never ended."""
+        if len(self.ends[-1]) > 1:
+            self.ends[-1] = self.ends[-1][:-1]
+            self.steps -= 1
+            return
         for column in (self._scalars, self.starts, self.ends):
             column.pop()
         self.steps -= 1

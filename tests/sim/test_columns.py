@@ -27,6 +27,7 @@ def table_of(rng: np.random.Generator, n: int) -> RequestTable:
             slo_tpot_s=rng.choice([np.nan, 0.05, 0.1]),
             last_token_s=rng.random() if output else np.nan,
             service_class=int(rng.random() < 0.3),
+            state=int(rng.random() < 0.8),
         )
     return table
 
@@ -59,6 +60,9 @@ def test_each_function_does_as_its_twin(seed):
         emitted = rows[emitting]
         same("leaving", rows, emitting, ours.output_tokens + rng.integers(1, 5, 30))
         same("pooled", rows, tokens, emitting, rng.permutation(rows)[:1].tolist())
+        same("in_state", rows, int(rng.integers(0, 2)))
+        same("best_effort", rows)
+        same("advance", rows, tokens, int(rng.integers(1, 4)))
         finished = rng.permutation(emitted)[: rng.integers(0, 3)].tolist()
         kept = same("begin", rows, tokens, emitted, finished, rng.random())
         same("unshow", emitted, kept)

@@ -125,6 +125,20 @@ def test_a_failing_fleet_of_any_policy(policy, action):
     failing(policy, 5 if action == "retry" else 8, on_failure=action)
 
 
+def test_a_replica_may_fail_in_the_last_step_of_a_run():
+    load = Workload.build(np.zeros(1), [16], [12])
+
+    def steps(failures: Schedule | None, exact: bool = False):
+        inputs = inputs_of("vllm", 0, failures, exact=exact, async_scheduling=True)
+        run = Failing(replace(inputs, workload=load))
+        run.run()
+        return run.rows().steps
+
+    whole = steps(None)
+    crash = Schedule((Fault(Kind.CRASH, 0, float(whole["end_s"].iloc[-2:].mean())),))
+    assert steps(crash).equals(whole.iloc[:-1]) and steps(crash, exact=True).equals(steps(crash))
+
+
 OF_ROUTERS = [(name, action) for name in router_names() for action in ACTIONS]
 
 

@@ -142,14 +142,15 @@ class PagedLedger(UndoLedger):
         return self._held[rows] * self.block_tokens - self.table.computed_tokens[rows]
 
     def usage(self) -> KvUsage:
-        used = self.num_blocks - self.pool.free
+        free = self.pool.free
+        used = self.num_blocks - free
         return KvUsage(
             total=self.num_blocks,
-            free=self.pool.free,
+            free=free,
             real_time=self._rt_blocks if self._mixed else used,
             best_effort=used - self._rt_blocks if self._mixed else 0,
             cached=self.pool.cached - self.pool.queued_blank,
-            host_tokens=sum(self._swapped.values()),
+            host_tokens=sum(self._swapped.values()) if self._swapped else 0,
         )
 
     # -- changes -----------------------------------------------------------------------------------

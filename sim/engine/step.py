@@ -1,0 +1,41 @@
+"""A step of an engine, or a run of them, while it is executed; and the one that ends a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from twinserve.backends.base import Executed
+from twinserve.policies.plan import StepOutcome, StepPlan
+
+
+@dataclass(slots=True)
+class Step:
+    """A plan that is being executed; running, waiting: requests, when it began. run_ends_s: ends of
+    the run that it ends, if it does, its own the last."""
+
+    plan: StepPlan
+    executed: Executed
+    running: int
+    waiting: int
+    run_ends_s: np.ndarray | None = None
+
+
+class Run:
+    """A run of steps before the engine cuts it. When each of them ends and what it gives is known
+    since the run began."""
+
+    def __init__(self, executed: Executed) -> None:
+        outcome = executed.outcome
+        self._executed = executed
+        self._ends_s, self._finished = outcome.ends_s, outcome.finished
+
+    def following(self, plan: StepPlan, now: float, running: int, waiting: int) -> Step:
+        """The step behind those that are left of the run, which are booked."""
+        before = self._executed.outcome
+        done = len(before.ends_s)
+        ends_s = self._ends_s[: done + 1]
+        finished = self._finished if len(ends_s) == len(self._ends_s) else []
+        outcome = StepOutcome(now, ends_s[done:], before.emitted, finished)
+        return Step(plan, Executed(outcome, self._executed.work), running, waiting, ends_s)
