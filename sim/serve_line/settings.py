@@ -26,7 +26,6 @@ from twinserve.sim.serve_line.server import V0_POLICY, Server
 from twinserve.sim.serve_line.words import ServeLineError
 
 _ASYNCHRONOUS = (0, 15, 0)  # by default from here on
-_DEFAULT_BLOCK = 16
 # Words of --quantization, and the format whose name a model has with it.
 _QUANTIZED = {
     "fp8": "fp8", "fbgemm_fp8": "fp8", "ptpc_fp8": "fp8", "awq": "awq", "awq_marlin": "awq",
@@ -328,10 +327,6 @@ class _Made:
 
 def _wrapped(parts: list[str]) -> str:
     return ", ".join(re.sub(r"\s+", " ", part) for part in parts)
-
-
-_OF_RUN = ("engine_version", "async_scheduling", "kv_cache_dtype", "max_model_len", "enforce_eager",
-           "gpu_memory_utilization")  # fmt: skip
 
 
 def _fleet(made: list[_Made]) -> dict[str, Any]:
