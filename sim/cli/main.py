@@ -47,6 +47,10 @@ VERBS = {
         "The cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and how "
         "to start them.",
     ),
+    "limit": (
+        f"{_CLI}.limit:limit",
+        "The largest request rate, or number of clients, at which a server keeps its objectives.",
+    ),
     "trace": (
         f"{_CLI}.trace:trace_app",
         "Request traces: list, fetch, inspect, convert, anonymise, make.",

@@ -136,7 +136,7 @@ def sweep(
     options = metrics_options(objectives, warmup, None, percentiles)
     x, names = parse_plot(plot or [])
     copies = parse_repeat(repeat, seeds)
-    runs = _runs(config, params or [], grid or [], link_vars, copies, preset, config_file)
+    runs = runs_of_flags(config, params or [], grid or [], link_vars, copies, preset, config_file)
     check_x(axes_of(runs), x)
     base = None if baseline is None else read_baseline(baseline, axes_of(runs))
     if base is not None:
@@ -169,7 +169,7 @@ def sweep(
     _write(found, out, x, names, base)
 
 
-def _runs(
+def runs_of_flags(
     config: SimulationConfig,
     params: list[Path],
     grid: list[str],
@@ -184,6 +184,12 @@ def _runs(
     from twinserve.sim.sweep.check import check_names
 
     given = {name: getattr(config, name) for name in config.model_fields_set}
+    if config.from_vllm is not None:
+        from twinserve.sim.serve_line.settings import from_vllm
+
+        # each combination takes them anew: they depend on its GPU
+        said = from_vllm(config.from_vllm, vars(config)).settings
+        given = {name: value for name, value in given.items() if said.get(name) != value}
     sources = [of.read_params(file) for file in params]
     grids = of.read_grid(grid)
     if len(config.policy) > 1:

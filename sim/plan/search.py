@@ -28,13 +28,14 @@ class Smallest:
         )
 
 
-def smallest(guess: int, least: int, most: int, above: bool = True) -> Trying:
+def smallest(guess: int, least: int, most: int, above: bool = True, stride: int = 1) -> Trying:
     """From `guess` by growing strides up or down to where the answer changes, then by halves.
 
     least  none below it should be enough; it is checked, one below the answer, and not believed
     most   the largest that is tried
     above  the number above the answer is tried as well. It never changes the answer, only
            whether `monotone` is seen to be false.
+    stride the first one
 
     The number below the answer is always tried. Where more is not always better (`monotone`), the
     answer is the smallest of those tried.
@@ -44,9 +45,9 @@ def smallest(guess: int, least: int, most: int, above: bool = True) -> Trying:
     enough = yield first
     tried[first] = enough
     if enough:
-        yield from _down(first, min(max(least, 1), first), tried)
+        yield from _down(first, min(max(least, 1), first), tried, stride)
     else:
-        yield from _up(first, most, tried)
+        yield from _up(first, most, tried, stride)
     good = [n for n, ok in tried.items() if ok]
     if not good:
         return Smallest(None, tried)
@@ -60,8 +61,7 @@ def smallest(guess: int, least: int, most: int, above: bool = True) -> Trying:
     return Smallest(min(good), tried)
 
 
-def _up(fails: int, most: int, tried: dict[int, bool]) -> Generator[int, bool, None]:
-    stride = 1
+def _up(fails: int, most: int, tried: dict[int, bool], stride: int) -> Generator[int, bool, None]:
     while fails < most:
         number = min(fails + stride, most)
         tried[number] = yield number
@@ -71,8 +71,7 @@ def _up(fails: int, most: int, tried: dict[int, bool]) -> Generator[int, bool, N
         fails, stride = number, 2 * stride
 
 
-def _down(good: int, least: int, tried: dict[int, bool]) -> Generator[int, bool, None]:
-    stride = 1
+def _down(good: int, least: int, tried: dict[int, bool], stride: int) -> Generator[int, bool, None]:
     while good > least:
         number = max(good - stride, least)
         tried[number] = yield number

@@ -132,7 +132,7 @@ def run_trial(spec: TrialSpec) -> Trial:
     run.run()
     if run.missed or run.kept:
         return Trial(run.kept, True, run.missed, notices=inputs.notices)
-    return _judged(run, objectives, spec.since_s)
+    return judged(run.rows(), objectives, spec.since_s, inputs)
 
 
 def can_deal(workload: Workload) -> bool:
@@ -244,11 +244,11 @@ def _due(objective: Objective, workload: Workload, since_s: float) -> int:
     return int((judged if bound is None else judged & ~np.isnan(bound)).sum())
 
 
-def _judged(run: UntilKnown, objectives: Sequence[Objective], since_s: float) -> Trial:
-    rows = run.rows()
+def judged(rows: RunRows, objectives: Sequence[Objective], since_s: float, inputs: Inputs) -> Trial:
+    """Of a run that went to its end: what requests that arrived from `since_s` on kept."""
     r = RequestColumns.of(rows.requests)
-    judged = (r.service_class == "rt") & (r.arrival >= since_s)
-    found = tuple(_kept(r, judged, objective) for objective in objectives)
+    mine = (r.service_class == "rt") & (r.arrival >= since_s)
+    found = tuple(_kept(r, mine, objective) for objective in objectives)
     missed = tuple(
         i
         for i, (o, k) in enumerate(zip(objectives, found, strict=True))
@@ -260,12 +260,12 @@ def _judged(run: UntilKnown, objectives: Sequence[Objective], since_s: float) ->
         early=False,
         missed=missed,
         objectives=found,
-        requests=int(judged.sum()),
-        offline_tokens_per_s=_offline(r, since_s, float(r.arrival[judged].max())),
+        requests=int(mine.sum()),
+        offline_tokens_per_s=_offline(r, since_s, float(r.arrival[mine].max())),
         peak_kv_share=used / rows.kv_total_blocks,
         preemptions=int(rows.requests[["recomputes", "swaps"]].to_numpy().sum()),
-        memory=_memory(rows, r.arrival[judged]),
-        notices=(*run.inputs.notices, *outside(run.inputs.hardware.profile, rows.steps)),
+        memory=_memory(rows, r.arrival[mine]),
+        notices=(*inputs.notices, *outside(inputs.hardware.profile, rows.steps)),
         most_decodes=most_decodes(rows.steps),
     )
 

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from twinserve.sim.plan.trial import Trial, TrialSpec, run_trial
+from twinserve.sim.plan.trial import run_trial
 from twinserve.sim.setup.config import SettingsError
 
 WAVE = 4
 
-Search = Generator[TrialSpec, Trial, Any]
-Waves = Generator[list[TrialSpec], list[Trial], Any]  # a search that waits for several at once
+Search = Generator[Any, Any, Any]  # yields what a trial is made of, and is sent what it found
+Waves = Generator[list[Any], list[Any], Any]  # a search that waits for several at once
 
 
 @dataclass
@@ -88,10 +88,14 @@ def in_waves(tasks: Sequence[Task], most: int = WAVE) -> Waves:
 
 
 def drive_all(
-    searches: Sequence[Search | Waves], workers: Executor, report: Callable[[int, int], None]
+    searches: Sequence[Search | Waves],
+    workers: Executor,
+    report: Callable[[int, int], None],
+    work: Callable[[Any], Any] | None = None,
 ) -> tuple[list[Any], int]:
     """What each of them returns, and how many trials there were. None is given up and none knows of
-    another, so that no trial waits for one of another search. report, errors: as of `drive`."""
+    another, so that no trial waits for one of another search. work: what makes a trial, called in a
+    worker; by default `run_trial`. report, errors: as of `drive`."""
     tasks = [Task(search, lambda: 0) for search in searches]
     waiting = deque(tasks)
     running: dict[Future, tuple[Task, list[Future]]] = {}
@@ -105,7 +109,7 @@ def drive_all(
                 if task.over:
                     continue
                 asked = task.next_trial if isinstance(task.next_trial, list) else [task.next_trial]
-                wave = [workers.submit(run_trial, spec) for spec in asked]
+                wave = [workers.submit(work or run_trial, spec) for spec in asked]
                 running |= dict.fromkeys(wave, (task, wave))
             if not running:
                 return [task.found for task in tasks], done

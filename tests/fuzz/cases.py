@@ -46,12 +46,14 @@ TEXTS = ("policy", "trace", "format", "profile", "front-end", "router", "kv", "s
 WORDS = ("step-times", "estimator", "decision-time", "host-time", "warmup", "percentiles", "config")
 LAST = ("speculate", "metrics-every", "goodput", "export", "out")
 SIMULATE = (*NUMBERS, *SIZES, *MORE, *TEXTS, *WORDS, *LAST)
+LIMIT = f"limit {SMALL} --slo 'ttft p90 < 5 s' --workers 1"
 # What is wrong wherever it stands, of options that take a number.
 NEVER_NUMBERS = ("", "nan", "inf", "-1", "a,b", "\N{SNOWMAN}", "[]")
 
 # command line, its options
 COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"simulate {SMALL}", SIMULATE),
+    (LIMIT, ("seeds", "grid", "params", "concurrency", "requests", "slo", "workers", "from-vllm")),
     ("trace list", ()),
     ("trace fetch nosuch", ()),
     (f"trace inspect {TRACE} --json", ("format", "seed", "rate")),

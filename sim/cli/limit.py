@@ -1,0 +1,120 @@
+"""`twinserve limit`: the most load that a server keeps its objectives under."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from twinserve.sim.cli.options import ConfigFile, Doing, Flag, Json, Out, Quiet, Starting, Whole
+from twinserve.sim.cli.progress import RunProgress
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+
+if TYPE_CHECKING:
+    from twinserve.sim.sweep.combinations import Run
+
+_Several = Annotated[list[str] | None, Parameter(negative=""), Starting]
+_DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
+
+
+def limit(
+    *,
+    config: SimulationConfig = _DEFAULTS,
+    concurrency: Annotated[Flag, Starting] = False,
+    grid: _Several = None,
+    params: Annotated[list[Path] | None, Parameter(negative=""), Starting] = None,
+    seeds: Annotated[Whole, Starting] = 1,
+    config_file: ConfigFile = None,
+    workers: Annotated[int | None, Doing] = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The largest request rate, or number of clients, at which a server keeps its objectives; what
+    breaks first, and the curve of latency over load. Several settings or GPUs are compared.
+
+    For example:
+
+    $ twinserve limit --from-vllm start.sh --gpu h100 -t sharegpt --slo "ttft p90 < 1 s"
+    $ twinserve limit --profile llama-3.1-8b@h100 -t sharegpt --slo "tpot p90 < 20 ms" --concurrency
+    $ twinserve limit -t sharegpt --slo "ttft p90 < 1 s" --grid profile=qwen3-8b@h100,qwen3-8b@l40s
+
+    Parameters
+    ----------
+    config: SimulationConfig
+        Settings of the server and its requests. --slo needs percentiles. Where --requests is not
+        given, so many that they last two minutes at the estimated capacity.
+    concurrency: bool
+        Look for clients at once, each sending its next request when the last has ended.
+    grid: list[str]
+        NAME=VALUE,VALUE of one setting, as of sweep: a limit for each.
+    params: list[Path]
+        JSON file of combinations, as of sweep: a limit for each.
+    seeds: int
+        Draws of the requests, judged together: the interval gets narrower.
+    config_file: Path
+        Settings from a former run's run.json; flags given here win.
+    workers: int
+        Processes; by default one for each core.
+    out: Path
+        Folder for limit.json, a picture for each objective, and pareto.png.
+    as_json: bool
+        Print limit.json and nothing else.
+    quiet: bool
+        No progress.
+    """
+    from twinserve.sim.cli.sweep import runs_of_flags
+    from twinserve.sim.plan.limit import find_limits
+    from twinserve.sim.plan.limit_show import described, limit_charts, print_limits
+    from twinserve.sim.plan.waves import WAVE
+    from twinserve.sim.report.static import picture
+    from twinserve.sim.results.files import dump_json, plain
+    from twinserve.sim.results.folders import resolved, try_to_write
+    from twinserve.sim.sweep.executors import at_work, check_count, local
+    from twinserve.sim.sweep.repeats import Repeat
+    from twinserve.traces.write import write_together
+
+    check_count("--seeds", seeds)
+    check_count("--workers", workers)
+    if config.slo is None:
+        raise SettingsError("no objectives; give --slo, as --slo 'ttft p90 < 1 s'")
+    runs = runs_of_flags(config, params or [], grid or [], "", Repeat(), None, config_file)
+    if len({run.config.slo for run in runs}) > 1:
+        raise SettingsError("--grid slo: limits under other objectives do not compare; drop it")
+    folder = None if out is None else resolved(out)
+    if folder is not None:
+        try_to_write(folder)
+    with RunProgress(shown=not (quiet or as_json)) as progress:
+        for line in _served(runs) if not as_json else ():
+            progress.say(line)
+        progress.begin("limit")
+        with at_work(local(workers, WAVE)) as processes:
+            found = find_limits(
+                [(run.axes, run.config) for run in runs],
+                seeds,
+                concurrency,
+                processes,
+                lambda done, left: progress.part(0.0, f"{done} runs, {left} searches left"),
+            )
+    text = dump_json(plain(described(found)))
+    if folder is not None:
+        pictures = [
+            (folder / f"{chart.key.removeprefix('limit-')}.png", picture(chart))
+            for chart in limit_charts(found)
+        ]
+        write_together([*pictures, (folder / "limit.json", text.encode())])
+    if as_json:
+        sys.stdout.write(text)
+    else:
+        print_limits(found)
+
+
+def _served(runs: list[Run]) -> list[str]:
+    """What was taken from the servers' own words."""
+    from twinserve.sim.serve_line.settings import from_vllm
+
+    said = [c for c in (run.config for run in runs) if c.from_vllm is not None]
+    lines = [line for c in said for line in from_vllm(str(c.from_vllm), vars(c)).lines]
+    return list(dict.fromkeys(lines))
