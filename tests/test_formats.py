@@ -48,7 +48,6 @@ READERS = {
     "backends/live/serving/gate.py": HTTP,
     "backends/live/serving/prometheus.py": "counts of the same server",
     "experiments/benchmark/main.py": "what a command that it has just run printed",
-    "experiments/campaign/main.py": VALUE,
     "experiments/campaign/runs.py": "files of campaigns",
     "experiments/campaign/serve.py": OTHERS,
     "experiments/campaign/setup.py": "files of campaigns",

@@ -73,8 +73,7 @@ def _decode(engine, batch: int, context: int, deadline: Deadline) -> dict:
     client = engine._client
     ends: list[float] = []
     while len(ends) <= _STEPS + _SETTLE:
-        if deadline.left < 0:
-            raise OutOfTime
+        deadline.look()
         outputs = client.get_output().outputs  # may hold none: the first step is still under way
         if sum(len(output.new_token_ids) for output in outputs) == batch == len(outputs):
             ends.append(time.perf_counter())

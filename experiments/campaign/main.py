@@ -13,7 +13,7 @@ measured; call it again and it goes on where it was.
     serve     vllm serve at its defaults, under vLLM's own client  (DIR/serve)
     kernel    attention over blocks filled from either end         (DIR/kernel)
     profile   the profile that these make; needs no GPU            (DIR/profiles)
-    report    tables and plots of all that is there; needs no GPU  (DIR/report)
+    report    tables of all that is there; needs no GPU  (DIR/report)
 
 docs/calibrate.md says what each measures, and how to read the report.
 """
@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import json
 import os
 import signal
 import sys
 from pathlib import Path
 
+from twinserve.backends.live.versions import LiveEngineError
 from twinserve.errors import worded
 from twinserve.experiments.campaign.setup import (
     LOG,
@@ -39,6 +39,9 @@ from twinserve.experiments.campaign.setup import (
     Store,
     default_policies,
 )
+from twinserve.policies.names import RegistryError
+from twinserve.sim.cli.live import engine_arguments
+from twinserve.sim.setup.config import SettingsError
 
 STAGES = ("plan", "steps", "validate", "swap", "host", "serve", "kernel", "profile", "report")
 ON_ENGINE = ("steps", "validate", "swap", "host", "serve")
@@ -57,8 +60,30 @@ OWN_ARGUMENTS = {
 }  # fmt: skip
 
 
-class Bad(ValueError):
-    """Arguments that make no sense; one line."""
+OPTIONS: dict[str, dict] = {
+    "stages": {"metavar": "STAGES"},
+    "--out": {"type": Path, "required": True, "help": "folder of the campaign"},
+    "--time-limit": {"type": float, "default": 540.0, "help": "seconds for all stages together"},
+    "--model": {"choices": sorted(MODEL_SIZES), "default": "8b"},
+    "--eager": {"action": "store_true", "help": "without CUDA graphs and compilation"},
+    "--mirror": {"type": Path, "help": "folder that gets each part as one tar with every save"},
+    "--restore": {"type": Path, "help": "a mirror: take what --out lacks, or has older, from it"},
+    "--traces": {"type": Path, "help": "folder of trace files for plan and validate"},
+    "--policies": {"nargs": "+", "help": "the two most important first; vllm, bros, others"},
+    "--loads": {"nargs": "+", "type": float, "default": list(LOADS),
+                "help": "shares of capacity, the most important first"},
+    "--seconds": {"type": float, "default": 15.0, "help": "length of each window of a trace"},
+    "--repeats": {"type": int, "default": 2, "help": "free runs of each"},
+    "--rounds": {"type": int, "default": 8, "help": "over all points of stage steps, at most"},
+    "--no-swap": {"action": "store_true", "help": "validate on an engine without host memory"},
+    "--engine-arg": {"action": "append", "default": [], "metavar": "NAME=VALUE",
+                     "help": "further vLLM engine argument"},
+    "--tokenizer": {"type": Path, "help": "folder with tokenizer.json, for stage serve"},
+    "--seed": {"type": int, "default": 0},
+    "--quick": {"action": "store_true", "help": "fewer points for stage steps"},
+    "--no-close": {"dest": "close", "action": "store_false",
+                   "help": "end without an orderly stop of the engine, which takes seconds"},
+}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,13 +97,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         stages = _stages(options.stages)
-        extra = _extra(options.engine_arg)
+        extra = engine_arguments(options.engine_arg)
         on_traces = any(name in ("plan", "validate") for name, _ in stages)
         traces = _traces(options.traces) if on_traces else {}
         _check(options, [name for name, _ in stages], extra)
         store = Store(options.out, options.mirror, options.restore)
         return _go(options, stages, store, deadline, extra, traces)
-    except (Bad, StageError) as error:
+    except (LiveEngineError, RegistryError, SettingsError, StageError) as error:
         print(f"error: {worded(error)}", file=sys.stderr)
         return 2
     finally:
@@ -125,35 +150,25 @@ def _go(
 
 
 def _check(options: argparse.Namespace, stages: list[str], extra: dict) -> None:
-    """Everything that can be known to be wrong before the first engine starts. Raises Bad."""
+    """Everything that can be known to be wrong before the first engine starts. Raises what `main`
+    catches."""
     try:
-        from twinserve.experiments.campaign.needs import MissingError, require
-        from twinserve.policies.names import RegistryError
+        from twinserve.backends.live.measure.measure import check_engine_arguments
+        from twinserve.experiments.campaign.needs import require
     except Exception as error:  # noqa: BLE001 - whatever happens at an import
         said = " ".join(str(error).split())
-        raise Bad(f"the campaign cannot be imported: {type(error).__name__}: {said}") from error
+        raise SettingsError(
+            f"the campaign cannot be imported: {type(error).__name__}: {said}"
+        ) from error
 
     options.policies = options.policies or list(default_policies(options.model))
-    try:
-        require(stages, options.policies)
-        if any(stage in ON_ENGINE for stage in stages):
-            from twinserve.backends.live.measure.measure import check_engine_arguments
-            from twinserve.backends.live.versions import LiveEngineError
+    require(stages, options.policies)
+    if any(stage in ON_ENGINE for stage in stages):
+        check_engine_arguments(extra, OWN_ARGUMENTS)
+        import torch
 
-            try:
-                check_engine_arguments(extra, OWN_ARGUMENTS)
-            except LiveEngineError as error:
-                raise Bad(str(error)) from None
-            _check_device(options)
-    except (MissingError, RegistryError) as error:
-        raise Bad(str(error)) from None
-
-
-def _check_device(options: argparse.Namespace) -> None:
-    import torch
-
-    if not torch.cuda.is_available() and (options.model != "tiny" or not options.eager):
-        raise Bad("torch finds no GPU; --model tiny --eager is a try on a CPU engine")
+        if not torch.cuda.is_available() and (options.model != "tiny" or not options.eager):
+            raise SettingsError("torch finds no GPU; --model tiny --eager is a try on a CPU engine")
 
 
 def _run(
@@ -165,26 +180,22 @@ def _run(
     extra: dict,
     traces: dict[str, Path],
 ) -> None:
+    from twinserve.experiments.campaign import runs, steps
+
     key, graphs = options.model, not options.eager
     where = store, engines, key, graphs, deadline
-    if name in ("plan", "validate"):
-        from twinserve.experiments.campaign import runs
-
-        loads, policies = tuple(options.loads), tuple(options.policies)
-        plan = runs.Plan(traces, loads, policies, options.seconds, options.repeats)
-        if name == "plan":
-            runs.plan_runs(store, key, graphs, plan)
-        else:
-            runs.validate(*where, plan, not options.no_swap, **extra)
-    elif name in ("steps", "swap", "profile"):
-        from twinserve.experiments.campaign import steps
-
-        if name == "steps":
-            steps.measure_steps(*where, options.rounds, options.seed, options.quick, **extra)
-        elif name == "swap":
-            steps.measure_swaps(*where, options.seed, **extra)
-        else:
-            steps.make_profile(store, key, graphs)
+    loads, policies = tuple(options.loads), tuple(options.policies)
+    plan = runs.Plan(traces, loads, policies, options.seconds, options.repeats)
+    if name == "plan":
+        runs.plan_runs(store, key, graphs, plan)
+    elif name == "validate":
+        runs.validate(*where, plan, not options.no_swap, **extra)
+    elif name == "steps":
+        steps.measure_steps(*where, options.rounds, options.seed, options.quick, **extra)
+    elif name == "swap":
+        steps.measure_swaps(*where, options.seed, **extra)
+    elif name == "profile":
+        steps.make_profile(store, key, graphs)
     elif name == "host":
         from twinserve.experiments.campaign.host import measure_host
 
@@ -217,28 +228,11 @@ def _stages(text: str) -> list[tuple[str, float | None]]:
     for part in text.split(","):
         name, _, limit = part.partition(":")
         if name not in STAGES:
-            raise Bad(f"{name!r} is no stage; there are {', '.join(STAGES)}")
+            raise SettingsError(f"{name!r} is no stage; there are {', '.join(STAGES)}")
         try:
             found.append((name, float(limit) if limit else None))
         except ValueError:
-            raise Bad(f"{part!r}: write NAME or NAME:SECONDS") from None
-    return found
-
-
-def _extra(given: list[str]) -> dict:
-    found = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise Bad(
-                f"--engine-arg {text}: give NAME=VALUE, for example gpu_memory_utilization=0.85"
-            )
-        try:
-            found[name.replace("-", "_")] = json.loads(
-                value.lower() if value in ("True", "False") else value
-            )
-        except ValueError:
-            found[name.replace("-", "_")] = value
+            raise SettingsError(f"{part!r}: write NAME or NAME:SECONDS") from None
     return found
 
 
@@ -250,7 +244,9 @@ def _traces(folder: Path | None) -> dict[str, Path]:
         else []
     )
     if not files:
-        raise Bad(f"--traces {folder}: these stages need a folder with .jsonl or .csv traces")
+        raise SettingsError(
+            f"--traces {folder}: these stages need a folder with .jsonl or .csv traces"
+        )
     return {path.stem.partition("_")[0]: path for path in files}
 
 
@@ -259,53 +255,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="campaign", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("stages", metavar="STAGES")
-    add("--out", type=Path, required=True, help="folder of the campaign")
-    add("--time-limit", type=float, default=540.0, help="seconds for all stages together")
-    add("--model", choices=sorted(MODEL_SIZES), default="8b")
-    add("--eager", action="store_true", help="without CUDA graphs and compilation")
-    add(
-        "--mirror",
-        type=Path,
-        help="folder that gets each part as one tar, renewed whenever something is written",
-    )
-    add(
-        "--restore",
-        type=Path,
-        metavar="MIRROR",
-        help="take what --out lacks, or has older, from an earlier session's mirror",
-    )
-    add("--traces", type=Path, help="folder of trace files for plan and validate")
-    add("--policies", nargs="+", help="the two most important first; vllm, bros and the others")
-    add(
-        "--loads",
-        nargs="+",
-        type=float,
-        default=list(LOADS),
-        help="shares of capacity, the most important first",
-    )
-    add("--seconds", type=float, default=15.0, help="length of each window of a trace")
-    add("--repeats", type=int, default=2, help="free runs of each")
-    add("--rounds", type=int, default=8, help="over all points of stage steps, at most")
-    add(
-        "--no-swap",
-        action="store_true",
-        help="validate on an engine without host memory, though a policy might swap",
-    )
-    add(
-        "--engine-arg",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="further vLLM engine argument",
-    )
-    add("--tokenizer", type=Path, help="folder with tokenizer.json, for stage serve")
-    add("--seed", type=int, default=0)
-    add("--quick", action="store_true", help="fewer points for stage steps: powers of four")
-    add(
-        "--no-close",
-        dest="close",
-        action="store_false",
-        help="end without an orderly stop of the engine, which takes seconds",
-    )
+    for name, how in OPTIONS.items():
+        add(name, **how)
     return parser

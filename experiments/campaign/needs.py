@@ -11,43 +11,33 @@ from twinserve.errors import worded
 from twinserve.policies.registry import ledger_class, parse_policy
 from twinserve.sim.setup.config import SettingsError
 
-_FITS = ("scipy.optimize", "pyarrow.parquet", "twinserve.profiles.profile")
-_RUNS = ("simpy", *_FITS, "twinserve.experiments.campaign.runs", "twinserve.traces.load")
+_CAMPAIGN = "twinserve.experiments.campaign"
+_FITS = ("scipy.optimize", "pyarrow.parquet", "twinserve.profiles.profile", f"{_CAMPAIGN}.steps")
+_RUNS = ("simpy", *_FITS, f"{_CAMPAIGN}.runs", "twinserve.traces.load")
 _ENGINE = (
     "torch",
     "pyarrow.parquet",
     "vllm.engine.arg_utils",
     "vllm.distributed",
     "vllm.v1.engine.llm_engine",
-    "twinserve.experiments.campaign.steps",
+    f"{_CAMPAIGN}.steps",
     "twinserve.backends.live.engine",
     "twinserve.backends.live.measure",
     "twinserve.backends.live.transfer",
 )
-_KERNEL = (
-    "torch",
-    "triton.testing",
-    "twinserve.experiments.attention",
-    # not the whole package: its `worker` puts the kernels in place of vLLM's own
-    "twinserve.backends.live.attention.launch",
-    "twinserve.experiments.campaign.kernel",
-)
+_SERVER = ("vllm.benchmarks.serve", "uvicorn", "twinserve.backends.live.serving.client")
+# not all of backends.live.attention: its `worker` puts the kernels in place of vLLM's own
+_KERNEL = ("triton.testing", "twinserve.backends.live.attention.launch")
 MODULES = {
     "plan": _RUNS,
     "steps": _ENGINE,
     "swap": _ENGINE,
-    "profile": (*_FITS, "twinserve.experiments.campaign.steps"),
+    "profile": _FITS,
     "validate": (*_ENGINE, *_RUNS),
-    "host": (*_ENGINE, "twinserve.experiments.campaign.host"),
-    "serve": (
-        *_ENGINE,
-        "vllm.benchmarks.serve",
-        "uvicorn",
-        "twinserve.backends.live.serving.process",
-        "twinserve.experiments.campaign.serve",
-    ),
-    "kernel": _KERNEL,
-    "report": (*_RUNS, "matplotlib", "twinserve.experiments.campaign.report"),
+    "host": (*_ENGINE, f"{_CAMPAIGN}.host"),
+    "serve": (*_ENGINE, *_SERVER, f"{_CAMPAIGN}.serve"),
+    "kernel": ("torch", *_KERNEL, "twinserve.experiments.attention", f"{_CAMPAIGN}.kernel"),
+    "report": (*_RUNS, f"{_CAMPAIGN}.report"),
 }
 # Names and versions of these stand in every run's run.json.
 _DISTRIBUTIONS = ("twinserve", "numpy", "pandas", "simpy")

@@ -1,5 +1,5 @@
-"""Stage `report` of a campaign: what was measured as one page of Markdown with plots. Needs neither
-GPU nor vLLM."""
+"""Stage `report` of a campaign: what was measured as one page of Markdown. Needs neither GPU nor
+vLLM."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from twinserve.experiments.attention.main import KERNELS
-from twinserve.experiments.campaign import plots
 from twinserve.experiments.campaign.host import host_path
 from twinserve.experiments.campaign.kernel import KERNEL
 from twinserve.experiments.campaign.runs import Cell, Finished, finished, inputs_of
 from twinserve.experiments.campaign.setup import MODEL_SIZES, STEPS, StageError, Store, mode_name
-from twinserve.experiments.campaign.steps import PROFILES, make_profile, raw_path
+from twinserve.experiments.campaign.steps import make_profile, raw_path
 from twinserve.experiments.study.output import markdown_table
 from twinserve.profiles.measured.fit import point_errors
 from twinserve.profiles.measured.samples import (
     LEAVING,
+    SWAP_IN,
     SWAP_OUT,
-    Measurement,
     StepSample,
     by_point,
     read_samples,
@@ -28,30 +27,31 @@ from twinserve.profiles.measured.samples import (
 )
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.setup.run import run_policy
-from twinserve.sim.twin.replay import LockedReplay
 from twinserve.traces.write import write_atomically
 
 REPORT = "report"
-_SHOWN = (64, 1024, 16384)  # contexts in the table of host times
-KINDS = ("decode", "skewed", "prefill", "prefills", "chunk", "mixed", "check")
+_CONTEXTS = (64, 1024, 16384)  # of the decode steps that are shown
+_METRICS = ("ttft", "tpot", "e2el")
 
 
 def write_report(store: Store, traces_of: Path | None = None) -> Path:
-    """DIR/report/campaign.md and its plots, from whatever is in DIR. traces_of: folder of the
-    traces, to simulate the runs with the shipped profiles as well. Returns the page's path."""
+    """DIR/report/campaign.md, from whatever is in DIR. traces_of: folder of the traces, to simulate
+    the runs with the shipped profiles as well. Returns the page's path."""
     page = store.path(REPORT, "campaign.md")
     parts = ["# Campaign\n", _machine(store)]
     modes = [(key, graphs) for key in MODEL_SIZES for graphs in (True, False)]
     for key, graphs in modes:
+        parts.append(f"## {MODEL_SIZES[key].name}, {mode_name(key, graphs)}\n")
+        of_mode = []
         if raw_path(store, key, graphs).exists():
-            parts += _steps(store, key, graphs)
-    parts += _eager(store, modes)
-    for key, graphs in modes:
+            of_mode += _steps(store, key, graphs)
         if raw_path(store, key, graphs, "-swap").exists():
-            parts += _swaps(store, key, graphs)
-    for key, graphs in modes:
+            of_mode += _swaps(store, key, graphs)
         if found := finished(store, key, graphs):
-            parts += _runs(store, key, graphs, found, traces_of)
+            of_mode += _runs(key, found, traces_of)
+        parts += of_mode
+        if not of_mode:
+            parts.pop()
     parts += _kernel(store)
     write_atomically(page, ("\n".join(part for part in parts if part) + "\n").encode())
     store.saved(REPORT)
@@ -77,264 +77,134 @@ def _machine(store: Store) -> str:
 
 
 # -- steps -----------------------------------------------------------------------------------------
-def _usable(measured: Measurement) -> list[StepSample]:
-    return settled([s for s in measured.steps if s.kind != LEAVING and not s.first])
-
-
 def _steps(store: Store, key: str, graphs: bool) -> list[str]:
-    mode, size = mode_name(key, graphs), MODEL_SIZES[key]
-    measured = read_samples(raw_path(store, key, graphs))
+    measured, size = read_samples(raw_path(store, key, graphs)), MODEL_SIZES[key]
     facts = measured.provenance
-    starts = (store.read(STEPS, f"{mode}-starts.json") or {"starts": []})["starts"]
-    lines = [f"## {size.name}, {'CUDA graphs' if graphs else 'eager'}\n"]
-    for start in starts:
-        lines.append(
-            f"Start: {start['start_s']:.0f} s (compilation {start.get('compile_s', 0.0):.0f} s), "
-            f"{start['num_blocks']:,} blocks"
-            f"{', with swapping' if start.get('swap') else ''}{_answers(start)}.\n"
-        )
+    starts = store.read(STEPS, f"{mode_name(key, graphs)}-starts.json") or {"starts": []}
+    lines = [
+        f"Start: {start['start_s']:.0f} s, {start['num_blocks']:,} blocks"
+        f"{', with swapping' if start.get('swap') else ''}"
+        f"{', '.join(('', *start.get('attention', ())))}.\n"
+        for start in starts["starts"]
+    ]
     lines.append(
         f"{len(measured.steps):,} steps in {facts['rounds']} rounds, {facts['elapsed_s']:.0f} s. "
         f"Medians: an empty step takes {1e6 * facts['empty_s']:.0f} us, "
         f"handing over a request {1e6 * facts['submit_s']:.0f} us.\n"
     )
+    samples = settled([s for s in measured.steps if s.kind != LEAVING and not s.first])
+    models = {name: load_profile(name).model(size.max_num_seqs) for name in size.shipped}
     try:
-        target = make_profile(store, key, graphs)
+        profile = load_profile(make_profile(store, key, graphs))
     except StageError as error:
-        target = None
         lines.append(f"{error}.\n")
-    samples = _usable(measured)
-    if target is not None:
-        fit = load_profile(target).step_model.fit
-        lines.append("Error of the profile, cross-validated (check: steps that no fit saw):\n")
-        rows = [(kind, f"{error:.1%}") for kind, error in fit.errors.items()]
-        rows += [("check", f"{fit.check_error:.1%}")] if fit.check_error is not None else []
-        lines.append(table(("kind", "error"), [*rows, ("spread of repeats", f"{fit.spread:.1%}")]))
-    lines += _shipped(samples, size.shipped, size.max_num_seqs)
-    lines += [_host(samples), _scheduling(store, key, graphs, samples)]
-    model = load_profile(target).model(size.max_num_seqs) if target is not None else None
-    others = {name: load_profile(name).model(size.max_num_seqs) for name in size.shipped}
-    for name, image in plots.step_plots(samples, model, others).items():
-        store.path(REPORT, f"{mode}-{name}.png").write_bytes(image)
-        lines.append(f"![{name}]({mode}-{name}.png)\n")
-    return lines
-
-
-def _answers(start: dict) -> str:
-    if "repeatable" not in start:  # it died, or was another stage's
-        return ""
-    parts = (start.get("model_runner", "?"), *start.get("attention", ()))
-    again = "repeat" if start["repeatable"] else "do not repeat"
-    return f", {', '.join(parts)}, {start.get('cudagraph_mode', '?')}, answers {again}"
-
-
-def _shipped(samples: list[StepSample], names: Sequence[str], seqs: int) -> list[str]:
-    """Profiles that were made without this machine, against its steps."""
-    rows = []
-    for name in names:
-        model = load_profile(name).model(seqs)
-        row = [name]
-        for kind in KINDS:
-            errors = np.array(
-                list(point_errors(model, [s for s in samples if s.kind == kind]).values())
-            )
-            row.append(
-                f"{errors.mean():+.0%} / {np.abs(errors).mean():.0%}" if len(errors) else "-"
-            )
-        rows.append(row)
-    note = (
-        "Shipped profiles, made without this machine: mean error / mean absolute error over "
-        "points.\n"
-    )
-    return [note, table(("profile", *KINDS), rows)] if rows else []
-
-
-def _host(samples: list[StepSample]) -> str:
-    """What a step takes outside of the executor, and outside of the GPU."""
-    rows = []
-    for of_point in by_point([s for s in samples if s.kind in ("decode", "prefill")]).values():
-        work = of_point[0].work
-        n, context = (
-            work.decode_requests,
-            _power(work.decode_context / max(work.decode_requests, 1)),
+    else:
+        models = {"measured": profile.model(size.max_num_seqs), **models}
+        fit = profile.step_model.fit
+        lines.append(
+            f"Error of the measured profile: {fit.errors.get('all', np.nan):.1%} cross-validated, "
+            f"{fit.check_error or np.nan:.1%} on steps outside the fit; repeats differ by "
+            f"{fit.spread:.1%}.\n"
         )
-        if n and context not in _SHOWN:
-            continue
-        device = np.median([s.device_s for s in of_point])
-        whole, host = (np.median([value(s) for s in of_point]) for value in (_whole, _outside))
-        what = f"decode {n} x {context}" if n else f"prefill {_power(int(work.prefill_new.sum()))}"
-        rows.append((what, _ms(whole), "-" if np.isnan(device) else _ms(device), _ms(host)))
-    note = (
-        "Medians in ms: the whole step, between events on the GPU, and outside of the executor.\n\n"
-    )
-    return note + table(("step", "whole", "GPU", "host"), rows)
-
-
-def _scheduling(store: Store, key: str, graphs: bool, samples: list[StepSample]) -> str:
-    """Both ways of vLLM's own loop, beside the steps of the test bench."""
-    found = store.read(*host_path(key, graphs))
-    if not found:
-        return ""
-    bench = _medians(samples)
-    context = next(iter(found.values()))["context"]
-    times: dict[int, dict[str, float]] = {}
-    for way, of_way in found.items():
-        for row in of_way["rows"]:
-            times.setdefault(row["batch"], {})[way] = row["median_s"]
-    rows = []
-    for batch, of_batch in times.items():
-        of_batch["bench"] = bench.get(("decode", batch, _power(context)), np.nan)
-        rows.append((f"decode {batch} x {context}", *(
-            _ms(of_batch[way]) if np.isfinite(of_batch.get(way, np.nan)) else "-"
-            for way in ("async", "sync", "bench")
-        )))  # fmt: skip
-    note = "Medians in ms, from output to output of vLLM's own loop, and of the bench above.\n\n"
-    return note + table(("step", "asynchronous", "synchronous", "bench"), rows)
-
-
-def _whole(sample: StepSample) -> float:
-    return sample.seconds
-
-
-def _outside(sample: StepSample) -> float:
-    return sample.seconds - sample.exec_s
-
-
-def _power(value: float) -> int:
-    return 2 ** int(np.round(np.log2(max(value, 1))))
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g}"
-
-
-def _eager(store: Store, modes) -> list[str]:
-    lines = []
-    for key in MODEL_SIZES:
-        files = [raw_path(store, key, graphs) for graphs in (True, False)]
-        if not all(path.exists() for path in files):
-            continue
-        with_graphs, without = (_medians(_usable(read_samples(path))) for path in files)
-        rows = [
-            (
-                f"{kind} {n} x {c}" if n else f"prefill {c}",
-                _ms(with_graphs[kind, n, c]),
-                _ms(without[kind, n, c]),
-                f"{without[kind, n, c] / with_graphs[kind, n, c]:.2f}",
-            )
-            for kind, n, c in sorted(set(with_graphs) & set(without))
-        ]
-        if rows:
-            lines += [
-                f"## {MODEL_SIZES[key].name}: graphs against eager\n",
-                table(("step", "graphs, ms", "eager, ms", "ratio"), rows),
-            ]
+    lines.append("Profiles: mean error / mean absolute error over points.\n")
+    kinds = list(dict.fromkeys(s.kind for s in samples))
+    lines.append(table(("profile", *kinds), [(n, *_errors(m, samples)) for n, m in models.items()]))
+    lines.append(_single(samples, models, store.read(*host_path(key, graphs)) or {}))
     return lines
 
 
-def _medians(samples: list[StepSample]) -> dict[tuple[str, int, int], float]:
-    """(kind, requests, context or new tokens) -> median seconds, of decode and prefill points."""
-    found = {}
-    for of_point in by_point([s for s in samples if s.kind in ("decode", "prefill")]).values():
-        work = of_point[0].work
+def _errors(model, samples: list[StepSample]) -> Iterable[str]:
+    for kind in dict.fromkeys(s.kind for s in samples):
+        errors = np.array([*point_errors(model, [s for s in samples if s.kind == kind]).values()])
+        yield f"{errors.mean():+.0%} / {np.abs(errors).mean():.0%}"
+
+
+def _single(samples: list[StepSample], models: dict, host: dict) -> str:
+    """Single steps: whole, outside of the executor, in vLLM's own loop, and as profiles have
+    them."""
+    loops: dict[tuple[str, int], float] = {}
+    for way, found in host.items():
+        loops |= {(way, row["batch"]): row["median_s"] for row in found["rows"]}
+    rows = []
+    for point in by_point([s for s in samples if s.kind in ("decode", "prefill")]).values():
+        work = point[0].work
         n = work.decode_requests
-        length = _power(work.decode_context / n if n else int(work.prefill_new.sum()))
-        found[of_point[0].kind, n, length] = float(np.median([s.seconds for s in of_point]))
-    return found
+        length = work.decode_context / n if n else work.prefill_new.sum()
+        length = 2 ** int(np.round(np.log2(max(length, 1))))
+        if n and length not in _CONTEXTS:
+            continue
+        times = [[s.seconds for s in point], [s.seconds - s.exec_s for s in point]]
+        here = [host[way]["context"] == length for way in host]
+        own = [loops.get((way, n), np.nan) if all(here) else np.nan for way in ("async", "sync")]
+        row = [*np.median(times, axis=1), *own, *(m.step_seconds(work) for m in models.values())]
+        what = f"decode {n} x {length}" if n else f"prefill {length}"
+        rows.append((what, *("-" if np.isnan(s) else f"{1000 * s:.3g}" for s in row)))
+    head = ("step", "whole", "host", "own loop, asynchronous", "synchronous", *models)
+    note = "Medians in ms: whole steps, outside of the executor, from output to output of vLLM's "
+    return f"{note}own loop, and by profiles.\n\n{table(head, rows)}"
 
 
 def _swaps(store: Store, key: str, graphs: bool) -> list[str]:
-    measured = read_samples(raw_path(store, key, graphs, "-swap"))
-    lines = [f"## {MODEL_SIZES[key].name}: KV to the host and back\n"]
-    if not measured.swaps:
-        return [*lines, f"Nothing was measured: {measured.provenance['swap']}.\n"]
+    swaps = read_samples(raw_path(store, key, graphs, "-swap")).swaps
     rows = []
-    for tokens in sorted({s.tokens for s in measured.swaps}):
+    for tokens in sorted({s.tokens for s in swaps}):
         row: list[object] = [f"{tokens:,} tokens"]
-        for out in (True, False):
-            times = [
-                s for s in measured.swaps if s.tokens == tokens and (s.direction == SWAP_OUT) == out
-            ]
-            seconds = np.median([s.seconds for s in times]) if times else np.nan
-            row += (
-                [_ms(seconds), f"{times[0].nbytes / seconds / 1e9:.1f}"]
-                if times and seconds > 0
-                else ["-", "-"]
-            )
+        for direction in (SWAP_OUT, SWAP_IN):
+            times = [s for s in swaps if (s.tokens, s.direction) == (tokens, direction)]
+            seconds = np.median([s.seconds for s in times]) if times else 0.0
+            rate = f"{times[0].nbytes / seconds / 1e9:.1f}" if seconds > 0 else "-"
+            row += [f"{1000 * seconds:.3g}", rate]
         rows.append(row)
-    return [*lines, table(("copy", "out, ms", "GB/s", "in, ms", "GB/s"), rows)]
+    head = ("copy", "out, ms", "GB/s", "in, ms", "GB/s")
+    return ["KV to the host and back:\n", table(head, rows)]
 
 
 # -- runs ------------------------------------------------------------------------------------------
-def _runs(
-    store: Store, key: str, graphs: bool, found: list[Finished], traces: Path | None
-) -> list[str]:
-    mode, size = mode_name(key, graphs), MODEL_SIZES[key]
-    lines = [
-        f"## {size.name}, {'CUDA graphs' if graphs else 'eager'}: simulated against live\n",
-        "Locked: error of a step's time (mean absolute, of the sum), of the profile that planned "
-        "the run and of the one measured. Free: error of the simulated mean, and in brackets how "
-        "far the live repeats lie from their own mean.\n",
-    ]
+def _runs(key: str, found: list[Finished], traces: Path | None) -> list[str]:
     rows, others = [], []
-    path = store.folder / PROFILES / f"{mode}.json"
-    measured = load_profile(path).model(size.max_num_seqs) if path.exists() else None
     for one in found:
-        row: list[object] = [one.folder.name, one.cell["requests"]]
+        row: list[object] = [one.folder.name, one.cell["requests"], "-", "-"]
         if one.locked is not None:
-            again = None if measured is None else one.locked_on(one.locked, measured)
-            row += [_error(one.locked), "-" if again is None else _error(again), one.locked.drift]
-        else:
-            row += ["-", "-", "-"]
-        metrics = one.validation().table().set_index(["metric", "statistic"]) if one.live else None
-        for metric in ("ttft", "tpot", "e2el"):
-            known = metrics is not None and (metric, "mean") in metrics.index
-            value = metrics.loc[(metric, "mean")] if known else None
-            row.append(f"{value['error_pct']:+.1f} % ({value['spread_pct']:.1f})" if known else "-")
-        rows.append([*row, len(one.live)])
-        if one.live and traces is not None:
-            others += _with_others(key, one, traces, path)
-    head = ("run", "requests", "locked, plan", "locked, measured", "drift", "TTFT", "TPOT", "E2E",
-            "live runs")  # fmt: skip
-    lines.append(table(head, rows))
-    if others:
-        lines += [
-            "The same runs simulated with other profiles, error of the means:\n",
-            table(("run", "TTFT", "TPOT", "E2E"), others),
+            error = one.locked.error()
+            step, total = error["mean_absolute_error_pct"], error["total_error_pct"]
+            row[2:] = [f"{step:.1f} %, {total:+.1f} %", one.locked.drift]
+        means = {}
+        if one.live:
+            validated = one.validation().table()
+            means = validated[validated["statistic"] == "mean"].set_index("metric").T.to_dict()
+            others += _with_others(key, one, traces)
+        row += [
+            f"{means[m]['error_pct']:+.1f} % ({means[m]['spread_pct']:.1f})" if m in means else "-"
+            for m in _METRICS
         ]
-    for name, image in plots.run_plots(found).items():
-        store.path(REPORT, f"{mode}-{name}.png").write_bytes(image)
-        lines.append(f"![{name}]({mode}-{name}.png)\n")
+        rows.append([*row, len(one.live)])
+    head = ("run", "requests", "locked", "drift", *(m.upper() for m in _METRICS), "live runs")
+    lines = [
+        "Simulated against live. Locked: error of a step's time (mean absolute, of the sum). Free: "
+        "error of the simulated mean, and in brackets how far live repeats lie from their mean.\n",
+        table(head, rows),
+    ]
+    if others:
+        lines.append("The same runs simulated with other profiles, error of the means:\n")
+        lines.append(table(("run", *(m.upper() for m in _METRICS)), others))
     return lines
 
 
-def _error(locked: LockedReplay) -> str:
-    error = locked.error()
-    return f"{error['mean_absolute_error_pct']:.1f} %, {error['total_error_pct']:+.1f} %"
-
-
-def _with_others(key: str, one: Finished, traces: Path, measured: Path) -> list[list[object]]:
-    """Free runs simulated with the shipped profiles, and with the measured one."""
-    files = [
-        path
-        for path in sorted(traces.iterdir())
-        if path.stem.partition("_")[0] == one.cell["trace"]
-    ]
+def _with_others(key: str, one: Finished, traces: Path | None) -> list[list[object]]:
+    """Free runs simulated with the shipped profiles."""
+    wanted = one.cell["trace"]
+    files = [] if traces is None else sorted(traces.iterdir())
+    file = next((path for path in files if path.stem.partition("_")[0] == wanted), None)
     rows = []
-    profiles = [*MODEL_SIZES[key].shipped, *([str(measured)] if measured.exists() else [])]
-    for name in profiles if files else ():
-        cell = Cell(one.cell["trace"], one.cell["load"], one.cell["policy"], one.cell["seconds"])
-        inputs = inputs_of(key, cell, files[0], name, one.cell["rate_scale"], one.cell["requests"])
+    for name in MODEL_SIZES[key].shipped if file is not None else ():
+        cell = Cell(wanted, one.cell["load"], one.cell["policy"], one.cell["seconds"])
+        inputs = inputs_of(key, cell, file, name, one.cell["rate_scale"], one.cell["requests"])
         summary = run_policy(inputs, inputs.policies[0]).summary
-        row: list[object] = [f"{one.folder.name}, {'measured' if name == str(measured) else name}"]
-        for metric in ("ttft", "tpot", "e2el"):
-            real = [result.summary.get(f"mean_{metric}_ms") for result in one.live]
-            ours = summary.get(f"mean_{metric}_ms")
-            row.append(
-                f"{100 * (ours / np.mean(real) - 1):+.1f} %"
-                if ours is not None and None not in real
-                else "-"
-            )
+        row: list[object] = [f"{one.folder.name}, {name}"]
+        for metric in (f"mean_{m}_ms" for m in _METRICS):
+            real = [result.summary.get(metric) for result in one.live]
+            known = summary.get(metric) is not None and None not in real
+            row.append(f"{100 * (summary[metric] / np.mean(real) - 1):+.1f} %" if known else "-")
         rows.append(row)
     return rows
 
@@ -347,35 +217,19 @@ def _kernel(store: Store) -> list[str]:
         if not found:
             continue
         wrong = sum(not check["fine"] for check in found["checks"])
-        lines += [
-            f"## Attention kernels: {folder.name}\n",
-            f"{found['device']}; {len(found['checks'])} checks, {wrong} wrong.\n",
-        ]
-        cases: dict[tuple, dict[str, float]] = {}
+        lines.append(f"## Attention kernels: {folder.name}\n")
+        lines.append(f"{found['device']}; {len(found['checks'])} checks, {wrong} wrong.\n")
+        cases: dict[str, dict[str, str]] = {}
         for row in found["times"]:
             if "median_us" in row:
-                case = (
-                    row["shape"],
-                    row["kind"],
-                    row["sequences"],
-                    row["context"],
-                    row["new_tokens"],
-                )
-                cases.setdefault(case, {})[row["kernel"]] = row["median_us"]
+                case = "{kind} {sequences} x {context}, {new_tokens} new, {shape}".format(**row)
+                cases.setdefault(case, {})[row["kernel"]] = f"{row['median_us']:.0f}"
         kernels = sorted({name for times in cases.values() for name in times})
-        rows = [
-            (
-                f"{kind} {n} x {context}, {new} new",
-                *(f"{times[name]:.0f}" if name in times else "-" for name in kernels),
-            )
-            for (_, kind, n, context, new), times in cases.items()
-        ]
-        if rows:
+        if cases:
+            rows = [(c, *(times.get(k, "-") for k in kernels)) for c, times in cases.items()]
             lines += ["Medians in us:\n", table(("case", *kernels), rows)]
-        if found["tuning"]:
-            best = sorted(
-                (row for row in found["tuning"] if "median_us" in row),
-                key=lambda row: row["median_us"],
-            )
-            lines += [f"Fastest tilings: {best[:4]}\n"]
+        tilings = [row for row in found["tuning"] if "median_us" in row]
+        if tilings:
+            best = sorted(tilings, key=lambda row: row["median_us"])[:4]
+            lines.append(f"Fastest tilings: {best}\n")
     return lines

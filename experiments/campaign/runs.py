@@ -15,6 +15,7 @@ import pandas as pd
 
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.experiments.campaign.setup import (
+    LEAST_S,
     MODEL_SIZES,
     Deadline,
     Engines,
@@ -25,13 +26,11 @@ from twinserve.experiments.campaign.setup import (
     mode_name,
 )
 from twinserve.experiments.campaign.steps import PROFILES
-from twinserve.policies.plan import Preemption
 from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.policies.requests import RequestClass
-from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.profile import Profile, load_profile, save_profile
 from twinserve.sim.results.decisions import FILE as DECISIONS
-from twinserve.sim.results.decisions import DecisionLog, parse_log, read_log
+from twinserve.sim.results.decisions import parse_log, read_log
 from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
@@ -207,48 +206,15 @@ def _check_room(inputs: Inputs, spec: PolicySpec, planned: int, key: str) -> Non
     than the engine computes at once."""
     size, longest = MODEL_SIZES[key], inputs.workload.longest
     chunk = spec.options.get("chunk")
-    if not isinstance(chunk, int):  # none given, or one that the policy chooses itself
-        most = make_policy(inputs, spec).step_tokens(longest)
-    else:
+    if isinstance(chunk, int):
         most = size.budget_tokens + min(chunk, longest)
-    most = max(planned, most)
-    if most <= size.max_step_tokens:
-        return
-    known, hint = spec.policy.Options.model_fields, "no option of it makes them shorter"
-    if "chunk" in known:
-        hint = f"chunk={size.max_step_tokens - size.budget_tokens} is the largest that fits"
-    elif "max_num_batched_tokens" in known:
-        hint = f"max_num_batched_tokens={size.max_step_tokens} is the largest that fits"
-    raise ValueError(
-        f"{spec.label} may plan steps of {most} tokens, the engine has room for "
-        f"{size.max_step_tokens}: {hint}"
-    )
-
-
-def compositions(log: DecisionLog) -> list[StepComposition]:
-    """What each step of `log` computes, as a step-time model is asked for it (without churn)."""
-    computed, emitted = ([0] * len(log.requests) for _ in range(2))
-    found = []
-    for step in log.steps:
-        for row, kind in step.preempted:
-            if kind is Preemption.RECOMPUTE:
-                computed[row] = 0
-        for row, hit in step.admitted.items():
-            computed[row] = hit
-        contexts, new, resident = [], [], []
-        for row, tokens in step.grants.items():
-            emits = computed[row] + tokens == log.requests[row].prompt_tokens + emitted[row]
-            if emits and tokens == 1 and emitted[row]:
-                contexts.append(computed[row])
-            else:
-                new.append(tokens)
-                resident.append(computed[row])
-            computed[row] += tokens
-            emitted[row] += emits
-        prefills = np.array(new, np.int64), np.array(resident, np.int64)
-        longest = max(contexts, default=0)
-        found.append(StepComposition(len(contexts), sum(contexts), longest, *prefills))
-    return found
+    else:  # none given, or one that the policy chooses itself
+        most = make_policy(inputs, spec).step_tokens(longest)
+    if max(planned, most) > size.max_step_tokens:
+        raise ValueError(
+            f"{spec.label} may plan steps of {max(planned, most)} tokens, the engine has room for "
+            f"{size.max_step_tokens}: give it a smaller chunk or max_num_batched_tokens"
+        )
 
 
 # -- on an engine ----------------------------------------------------------------------------------
@@ -264,36 +230,26 @@ def validate(
 ) -> None:
     """All units of `plan` that the time allows; those that are there already are left out. swap:
     for policies that may swap. Raises StageError where none is planned, or every one failed."""
-    todo = [
-        (cell, part) for cell, part in plan.units() if not _done(store, key, graphs, cell, part)
-    ]
+    todo = [unit for unit in plan.units() if not _done(store, key, graphs, *unit)]
     if not todo:
         store.say("validate: all runs are there")
         return
-    known: dict[Cell, dict] = {}
-    for cell in dict.fromkeys(cell for cell, _ in todo):
-        facts = store.read(*_names(key, graphs, cell), "cell.json")
-        if facts is None:
-            store.say(f"{cell.name} is not planned")
-        else:
-            known[cell] = facts
-    if not known:
+    known = {cell: store.read(*_names(key, graphs, cell), "cell.json") for cell, _ in todo}
+    for cell in (cell for cell, facts in known.items() if facts is None):
+        store.say(f"{cell.name} is not planned")
+    todo = [(cell, part) for cell, part in todo if known[cell] is not None]
+    if not todo:
         raise StageError("no run is planned: stage plan does that, without a GPU")
-    wanted = {parse_policy(cell.policy).name for cell in known}
+    wanted = {parse_policy(cell.policy).name for cell, _ in todo}
     engine = engines.get(key, graphs, swap and wanted != {"vllm"}, extra, deadline)
     engine.scheduler.can_adopt = False  # hits must be hits from now on
     engine.warm_up()
     prepared: dict[Cell, _Prepared] = {}
     tried, wrong = 0, []
     for cell, part in todo:
-        if cell not in known:
-            continue
-        if deadline.near:
-            store.say(f"{cell.name} {part} and what follows: {deadline.left:.0f} s are too few")
-            break
-        longest_s = _SLACK * known[cell]["planned_s"] + _OVERHEAD_S
-        if part == "locked":  # jumps over idle time
-            longest_s = _SLACK * known[cell]["planned_busy_s"] + _OVERHEAD_S
+        # a locked replay jumps over idle time
+        expected_s = known[cell]["planned_busy_s" if part == "locked" else "planned_s"]
+        longest_s = max(_SLACK * expected_s + _OVERHEAD_S, LEAST_S)
         if deadline.left < longest_s:
             store.say(f"{cell.name} {part}: {longest_s:.0f} s, and {deadline.left:.0f} s are left")
             continue
@@ -348,26 +304,16 @@ class _Prepared:
     def locked(self, deadline: Deadline) -> str:
         """Decisions of the simulation, step by step on the engine."""
 
-        def watch(done: int, total: int) -> None:
-            if deadline.left < 0:
-                raise OutOfTime
-
-        found = replay_locked(self.log, self.engine, self.texts, watch)
+        found = replay_locked(self.log, self.engine, self.texts, deadline.look)
         target = self.store.path(*self.names, "locked.parquet")
         partial = target.with_name(f".{target.name}.partial")
         found.steps.to_parquet(partial, index=False)
         partial.replace(target)
-        facts = {
-            "first_drift": found.first_drift,
-            "drift": found.drift,
-            "evictions": found.evictions,
-            **found.error(),
-        }
-        self.store.write(facts, *self.names, "locked.json")
-        return (
-            f"{len(found.steps):,} steps, drift {found.drift}, "
-            f"{found.error()['mean_absolute_error_pct']:.1f} % a step"
-        )
+        names, error = ("first_drift", "drift", "evictions"), found.error()
+        facts = {name: getattr(found, name) for name in names}
+        self.store.write(facts | error, *self.names, "locked.json")
+        step = error["mean_absolute_error_pct"]
+        return f"{len(found.steps):,} steps, drift {found.drift}, {step:.1f} % a step"
 
     def live(self, part: str, deadline: Deadline) -> str:
         """The policy on the live engine, requests arriving in wall time."""
@@ -375,18 +321,12 @@ class _Prepared:
         for request in self.log.requests:  # drawing prompts is no part of a run
             self.texts.tokens(request.id, request.prompt_tokens, request.prefix)
 
-        def watch(answer) -> None:
-            if deadline.left < 0:
-                raise OutOfTime
-
-        run.backend.on_answer = watch
+        run.backend.on_answer = deadline.look
         result = run_simulation(run)
         result.config["live"] = run.described()
         write_run(self.store.path(*self.names, part), result)
-        return (
-            f"drift {run.live.scheduler.drift}, mean TPOT "
-            f"{result.summary.get('mean_tpot_ms') or float('nan'):.2f} ms"
-        )
+        tpot = result.summary.get("mean_tpot_ms") or float("nan")
+        return f"drift {run.live.scheduler.drift}, mean TPOT {tpot:.2f} ms"
 
 
 @dataclass(frozen=True)
@@ -398,12 +338,6 @@ class Finished:
     simulated: RunResult
     live: list[RunResult]
     locked: LockedReplay | None
-
-    def locked_on(self, locked: LockedReplay, model: StepTimeModel) -> LockedReplay:
-        """`locked` with `model`'s times in place of the plan's."""
-        works = compositions(read_log(self.folder / DECISIONS))
-        predicted = [model.step_seconds(work) for work in works]
-        return replace(locked, steps=locked.steps.assign(predicted_s=predicted))
 
     def validation(self) -> Validation:
         """As `twinserve validate` has it."""

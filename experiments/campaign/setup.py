@@ -10,68 +10,43 @@ import tarfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twinserve.formats import Format, same
+from twinserve.profiles.catalog import MODELS
 from twinserve.sim.results.files import dump_json
+from twinserve.traces.write import write_atomically
 
 # Of each JSON file of a campaign's own; locked.json has the number of locked.parquet, too.
 CAMPAIGN: Format[dict] = Format(
     "files of campaigns", version=1, by="name another --out", upgrades=(same,)
 )
 STEPS = "steps"
-MODELS = "models"  # the one folder that is not mirrored: it can be written anew
+FOLDER = "models"  # the one folder that is not mirrored: it can be written anew
 LOG = "log.txt"
 LEAST_S = 5.0  # less is not worth beginning anything
 # guess for an engine that was not started before: with graphs and compilation, and without
 FIRST_START_S = {True: 75.0, False: 40.0}
 PACKED = ".tar.gz"
-MOST_BYTES = 16 << 20  # of one file, that a host hands back
 # Python 3.11 knows filters from its fourth patch on; Debian 12 has the second
 _SAFELY: dict = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
-_LLAMA_8B = {
+_RANDOM = {"dtype": "bfloat16", "torch_dtype": "bfloat16", "hidden_act": "silu"}
+_LLAMA = {
+    **_RANDOM,
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "torch_dtype": "bfloat16",
-    "dtype": "bfloat16",
 }
-_QWEN_14B = {
+_QWEN = {
+    **_RANDOM,
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
-    "hidden_size": 5120,
-    "intermediate_size": 13824,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "vocab_size": 152064,
-    "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
     "use_sliding_window": False,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "torch_dtype": "bfloat16",
-    "dtype": "bfloat16",
 }
 
 
@@ -79,13 +54,12 @@ _QWEN_14B = {
 class Model:
     """One model and the sizes that a campaign gives its engine.
 
-    name          as profiles are named after it; config is its config.json (None: the tiny model
-                  with seeded weights)
+    name          of profiles.catalog.MODELS; config: what its config.json has beside the sizes
+                  (None: the tiny model with seeded weights)
     max_num_seqs  requests a step; seats are what the engine of the validation has room for: model
                   runner V2 keeps a seat for every request that holds memory, paused ones too
     ledger_blocks, host_blocks  KV memory of the policies in the validation: less than half of the
-                                engine's pool, so
-                  that one engine serves every policy
+                  engine's pool, so that one engine serves every policy
     budget_tokens, chunk  tokens a step of the policies in the validation, and of one prompt under
                           BROS, which may exceed the budget by a chunk; the engine takes
                           max_step_tokens
@@ -96,75 +70,60 @@ class Model:
 
     name: str
     config: dict | None
-    max_num_seqs: int
     max_step_tokens: int
-    max_model_len: int
-    block_tokens: int
     ledger_blocks: int
     host_blocks: int
     budget_tokens: int
-    chunk: int
-    cap_tokens: int
-    seats: int
+    shipped: tuple[str, ...]
+    max_num_seqs: int = 256
+    max_model_len: int = 32768
+    block_tokens: int = 16
+    chunk: int = 2048
+    cap_tokens: int = 16384
+    seats: int = 1024
     num_blocks: int | None = None
     dtype: str = "auto"
     quick: bool = False
-    shipped: tuple[str, ...] = ()
-    extra: dict = field(default_factory=dict)
 
 
 MODEL_SIZES = {
     "8b": Model(
         name="llama-3.1-8b",
-        config=_LLAMA_8B,
-        max_num_seqs=256,
+        config=_LLAMA,
         max_step_tokens=16384,
-        max_model_len=32768,
-        block_tokens=16,
         ledger_blocks=10_000,
         host_blocks=3072,
         budget_tokens=8192,
-        chunk=2048,
-        cap_tokens=16384,
-        seats=1024,
         shipped=("llama-3.1-8b@h200/operators", "llama-3.1-8b@h200"),
     ),
     "14b": Model(
         name="qwen2.5-14b",
-        config=_QWEN_14B,
-        max_num_seqs=256,
+        config=_QWEN,
         max_step_tokens=8192,
-        max_model_len=32768,
-        block_tokens=16,
         ledger_blocks=8_000,
         host_blocks=2048,
         budget_tokens=6144,
-        chunk=2048,
-        cap_tokens=16384,
-        seats=1024,
         shipped=("qwen2.5-14b@h200/operators", "qwen2.5-14b@h200"),
     ),
     "tiny": Model(
         name="tiny",
         config=None,
-        max_num_seqs=8,
         max_step_tokens=384,
-        max_model_len=512,
-        block_tokens=32,
         ledger_blocks=40,
         host_blocks=24,
         budget_tokens=128,
+        shipped=("llama-3.1-8b@l40s",),
+        max_num_seqs=8,
+        max_model_len=512,
+        block_tokens=32,
         chunk=128,
         cap_tokens=240,
         seats=32,
         num_blocks=160,
         dtype="float32",
         quick=True,
-        shipped=("llama-3.1-8b@l40s",),
     ),
 }
-
-
 MODEL_SIZES["8b-h100"] = replace(
     MODEL_SIZES["8b"], shipped=("llama-3.1-8b@h100/operators", "llama-3.1-8b@h100")
 )
@@ -201,6 +160,11 @@ class Deadline:
         """Whether there is too little left to start anything."""
         return self.left < LEAST_S
 
+    def look(self, *what: object) -> None:
+        """For what reports its progress: raises OutOfTime where the time is over."""
+        if self.left < 0:
+            raise OutOfTime
+
     def within(self, seconds: float) -> Deadline:
         """The earlier of this one and `seconds` from now."""
         found = Deadline(0.0)
@@ -221,7 +185,6 @@ class Store:
     ) -> None:
         self.folder = folder.resolve()
         self.mirror = mirror.resolve() if mirror is not None else None
-        self._too_large: set[str] = set()
         self.folder.mkdir(parents=True, exist_ok=True)
         if restore is not None:
             self._restore(restore)
@@ -231,9 +194,10 @@ class Store:
                 self.saved(part.name)
 
     def _restore(self, mirror: Path) -> None:
-        if not any(mirror.glob(f"*{PACKED}")):
+        packed = sorted(mirror.glob(f"*{PACKED}"))
+        if not packed:
             raise StageError(f"--restore {mirror}: no part of a campaign is there")
-        for path in sorted(mirror.glob(f"*{PACKED}")):
+        for path in packed:
             try:
                 with tarfile.open(path) as archive:
                     newer = [member for member in archive.getmembers() if self._older(member)]
@@ -259,9 +223,7 @@ class Store:
     def write(self, value: Mapping[str, object], *names: str) -> None:
         """`value` as JSON."""
         target = self.path(*names)
-        partial = target.with_name(f".{target.name}.partial")
-        partial.write_text(dump_json(CAMPAIGN.numbered(value), target.name), encoding="utf-8")
-        os.replace(partial, target)
+        write_atomically(target, dump_json(CAMPAIGN.numbered(value), target.name).encode())
         self.saved(names[0])
 
     def read(self, *names: str, form: Format[dict] = CAMPAIGN) -> dict | None:
@@ -278,21 +240,27 @@ class Store:
         """A line for the terminal and the log."""
         line = f"{time.strftime('%H:%M:%S')} {text}"
         print(line, flush=True)
-        with self.path(LOG).open("a", encoding="utf-8") as log:
-            log.write(line + "\n")
+        self._log(line + "\n")
 
     def failed(self, what: str, error: BaseException) -> None:
         """What went wrong: a line, and all of it in the log."""
         self.say(f"{what} failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        with self.path(LOG).open("a", encoding="utf-8") as log:
-            log.write("".join(traceback.format_exception(error)))
+        self._log("".join(traceback.format_exception(error)))
         self.saved(LOG)
+
+    def _log(self, text: str) -> None:
+        with self.path(LOG).open("a", encoding="utf-8") as log:
+            log.write(text)
 
     def saved(self, part: str) -> None:
         """`part` has changed: renew its mirror."""
         source = self.folder / part
-        if self.mirror is None or part == MODELS or part.startswith(".") or not source.exists():
+        if self.mirror is None or part == FOLDER or part.startswith(".") or not source.exists():
             return
+
+        def whole(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+            return None if "/." in entry.name else entry
+
         target = self.mirror / (part if source.is_file() else f"{part}{PACKED}")
         partial = target.with_name(f"partial.{target.name}")
         with contextlib.suppress(OSError):  # a full disk there must not end the measuring here
@@ -300,33 +268,42 @@ class Store:
                 partial.write_bytes(source.read_bytes())
             else:
                 with tarfile.open(partial, "w:gz", compresslevel=6) as archive:
-                    archive.add(
-                        source, part, filter=lambda entry: None if "/." in entry.name else entry
-                    )
+                    archive.add(source, part, filter=whole)
             os.replace(partial, target)
-            if target.stat().st_size > MOST_BYTES and part not in self._too_large:
-                self._too_large.add(part)
-                self.say(f"{target.name} is larger than 16 MiB: a host may not hand it back")
 
 
 def model_config(key: str) -> dict:
     """The config.json of model `key`."""
     from twinserve.backends.live.engine.tiny_model import config
 
-    return MODEL_SIZES[key].config or config()
+    model = MODEL_SIZES[key]
+    if model.config is None:
+        return config()
+    llm = MODELS[model.name]
+    return {
+        **model.config,
+        "hidden_size": llm.hidden,
+        "intermediate_size": llm.intermediate,
+        "num_hidden_layers": llm.layers,
+        "num_attention_heads": llm.heads,
+        "num_key_value_heads": llm.kv_heads,
+        "head_dim": llm.head_dim,
+        "vocab_size": llm.vocab,
+        "max_position_embeddings": llm.max_positions,
+        "tie_word_embeddings": llm.tied_embeddings,
+    }
 
 
 def model_folder(store: Store, key: str) -> Path:
     """The folder with the model's config.json: random weights but for the tiny one."""
-    folder = store.folder / MODELS / MODEL_SIZES[key].name
-    config = MODEL_SIZES[key].config
+    folder = store.folder / FOLDER / MODEL_SIZES[key].name
     if not (folder / "config.json").exists():
-        if config is None:
+        if MODEL_SIZES[key].config is None:
             from twinserve.backends.live.engine.tiny_model import write_model
 
             return write_model(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config, indent=1))
+        (folder / "config.json").write_text(json.dumps(model_config(key), indent=1))
     return folder
 
 
@@ -390,18 +367,16 @@ class Engines:
             prefix_caching=True,
             swap_blocks=2 * size.host_blocks if swap else 0,
             graphs=graphs,
-            extra={**size.extra, **extra},
+            extra=extra,
         )
-        mode = f"{'graphs' if graphs else 'eager'}{', with swapping' if swap else ''}"
-        self.store.say(f"starting an engine: {size.name}, {mode}")
         begun = time.monotonic()
         self._engine = VllmEngine(settings)
         self.start_s = time.monotonic() - begun
         blocks = self._engine.num_blocks
-        self.store.say(f"the engine took {self.start_s:.1f} s to start, {blocks:,} blocks")
-        starts = self._starts(key, graphs)
-        starts.append({"start_s": self.start_s, "num_blocks": blocks, "swap": swap})
-        self._write(key, graphs, starts)
+        kind = f"{size.name}{', with swapping' if swap else ''}"
+        self.store.say(f"an engine took {self.start_s:.1f} s to start: {kind}, {blocks:,} blocks")
+        started = {"start_s": self.start_s, "num_blocks": blocks, "swap": swap}
+        self._write(key, graphs, [*self._starts(key, graphs), started])
         return self._engine
 
     def expected_s(self, key: str, graphs: bool) -> float:
@@ -421,11 +396,6 @@ class Engines:
 
     def _write(self, key: str, graphs: bool, starts: list[dict]) -> None:
         self.store.write({"starts": starts}, STEPS, f"{mode_name(key, graphs)}-starts.json")
-
-    @property
-    def swaps(self) -> bool:
-        """Whether the running engine can swap."""
-        return self._key is not None and self._key[2]
 
     def close(self) -> None:
         """Stop the engine. One that does not stop in order is told of, and left to the process's

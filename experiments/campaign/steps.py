@@ -4,17 +4,17 @@ they make."""
 from __future__ import annotations
 
 import contextlib
-import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-import numpy as np
-
+from twinserve.backends.live.measure.bench import Bench
+from twinserve.backends.live.measure.device import bare_rates, describe_machine
+from twinserve.backends.live.measure.kept import Kept
+from twinserve.backends.live.measure.measure import Effort, _Run, engine_facts
 from twinserve.experiments.campaign.setup import (
     MODEL_SIZES,
     STEPS,
     Deadline,
     Engines,
-    OutOfTime,
     StageError,
     Store,
     clear,
@@ -29,10 +29,6 @@ from twinserve.profiles.profile import save_profile
 from twinserve.profiles.specs import ProfileError
 
 PROFILES = "profiles"
-SAVE_EVERY_S = 20.0
-_OTHER_POINTS = 10_000  # added to points of a later session whose points are not the earlier one's
-_COARSE = 5_000  # added to the points of the first round, which has fewer
-_WORTH = ("decode", "prefill", "chunk", "mixed", "prefills", "skewed", "check", "leaving")
 
 
 def raw_path(store: Store, key: str, graphs: bool, what: str = ""):
@@ -46,60 +42,27 @@ def machine(store: Store) -> dict:
     if known is None:
         import torch
 
-        from twinserve.backends.live.measure.device import bare_rates, describe_machine
-
         known = {**describe_machine(), **bare_rates()}
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         store.write(known, STEPS, "machine.json")
-        rates = (
-            known["matmul_flops"] / 1e12,
-            known["memory_bytes_per_s"] / 1e9,
-            known["link_bytes_per_s"] / 1e9,
-        )
-        store.say(
-            "{}: {:.1f} TFLOP/s, {:.0f} GB/s, host link {:.1f} GB/s".format(known["device"], *rates)
-        )
+        store.say(f"{known['device']}: {known['matmul_flops'] / 1e12:.1f} TFLOP/s")
     return known
 
 
-def bring_up(engines: Engines, engine, key: str, graphs: bool) -> dict:
-    """What the engine is, and whether it answers the same twice: told before anything is
-    measured."""
-    facts: dict = {"block_tokens": engine.settings.block_tokens}
+def bring_up(engines: Engines, engine, key: str, graphs: bool) -> None:
+    """Note what the engine is."""
     config = engine._engine.vllm_config
+    facts: dict = {"block_tokens": engine.settings.block_tokens}
     with contextlib.suppress(AttributeError):
         runner = engine._engine.model_executor.driver_worker.worker.model_runner
         facts["model_runner"] = type(runner).__module__
         layers = config.compilation_config.static_forward_context.values()
-        facts["attention"] = sorted(
-            {type(getattr(layer, "impl", None)).__name__ for layer in layers}
-        )
+        names = {type(getattr(layer, "impl", None)).__name__ for layer in layers}
+        facts["attention"] = sorted(names)
         facts["cudagraph_mode"] = str(config.compilation_config.cudagraph_mode)
-        facts["graph_sizes"] = list(config.compilation_config.cudagraph_capture_sizes or [])
-        facts["compile_s"] = float(
-            getattr(config.compilation_config, "compilation_time", 0.0) or 0.0
-        )
-    answers = [_answers(engine) for _ in range(2)]
-    facts |= {"first_tokens": answers[0], "repeatable": answers[0] == answers[1]}
     engines.note(key, graphs, facts)
-    return facts
-
-
-def _answers(engine, prompts: int = 3, tokens: int = 6) -> list[list[int]]:
-    from twinserve.backends.live.engine.planned import PlannedStep
-
-    names = [f"hello{i}" for i in range(prompts)]
-    told: dict[str, list[int]] = {name: [] for name in names}
-    for i, name in enumerate(names):
-        engine.submit(name, [(7 * i + j) % (engine.vocab - 8) + 4 for j in range(20 + i)], tokens)
-    grants, hits = {name: 20 + i for i, name in enumerate(names)}, dict.fromkeys(names, 0)
-    for _ in range(tokens):
-        for name, emitted in engine.step(PlannedStep(grants, hits)).tokens.items():
-            told[name] += emitted
-        grants, hits = dict.fromkeys(names, 1), {}
-    clear(engine)
-    return [told[name] for name in names]
+    engines.store.say(f"bring-up: {facts}")
 
 
 def measure_steps(
@@ -113,158 +76,61 @@ def measure_steps(
     quick: bool = False,
     **extra,
 ) -> None:
-    """Raw steps of the calibration's points until the time is over: a coarse round in order of
-    worth, then all points in shuffled rounds; saved every 20 s. Called again it goes on with
-    further rounds. quick: the coarse points only; extra: vLLM engine arguments. Raises StageError
-    where no step was measured."""
+    """Raw steps of the calibration's points in shuffled rounds until the time is over, saved every
+    few seconds. The first round begins with the points that no profile can do without. Called
+    again it goes on with further rounds. quick: fewer points; extra: vLLM engine arguments. Raises
+    StageError where no step was measured, or the earlier ones are of an engine of other sizes."""
     path = raw_path(store, key, graphs)
     facts = machine(store)
     earlier = read_samples(path) if path.exists() else Measurement([], [], {})
-    if earlier.provenance.get("rounds", 0) >= rounds:
+    done = int(earlier.provenance.get("rounds", 0))
+    if done >= rounds:
         store.say(f"{path.name}: has its {rounds} rounds already")
         return
     if deadline.near:
         store.say(f"{path.name}: {deadline.left:.0f} s are too few")
         return
     engine = engines.get(key, graphs, False, extra, deadline)
-    store.say(f"bring-up: {bring_up(engines, engine, key, graphs)}")
-    run = _Rounds(
-        store, engine, key, graphs, deadline, earlier, facts, engines.start_s, rounds, seed, quick
-    )
+    bring_up(engines, engine, key, graphs)
+    # the deadline ends it, not the effort's own limit
+    limits = {"limit_s": 2 * deadline.left, "whole_round": False}
+    effort = Effort(rounds - done, decode_repeats=4, prefill_repeats=2, **limits)
+    run = _run(engine, key, seed, deadline, replace(effort, quick=quick))
+    sizes = {**asdict(run.limits), "quick": run.effort.quick}
+    if earlier.steps and earlier.provenance.get("limits") != sizes:
+        raise StageError(f"{path.name} is of an engine of other sizes: name another --out")
+    first = max((step.round for step in earlier.steps), default=-1) + 1
+    run.seed += first  # other orders than those of the earlier rounds; the points stay
+
+    def save(found: Measurement) -> None:
+        steps = [replace(step, round=step.round + first) for step in found.steps]
+        more = {"rounds": run.rounds + done, "limits": sizes}
+        more["elapsed_s"] = run.elapsed_s() + earlier.provenance.get("elapsed_s", 0.0)
+        if steps:
+            merged = Measurement([*earlier.steps, *steps], [], {**found.provenance, **more})
+            write_samples(merged, path)
+            store.saved(STEPS)
+
+    kept = Kept(run, facts | engine_facts(engine, run, engines.start_s), save)
+    run.between = kept.now_and_then
     try:
         with ignoring_time():
-            run.go()
+            run.measure()
     finally:  # also when the process is asked to end
-        run.save()
+        kept.now()
     clear(engine)
-    found = len(run.everything().steps)
-    if not found:
+    if not earlier.steps + run.steps:
         raise StageError("no step was measured in the time that the engine's start left")
     store.say(
-        f"{path.name}: {found:,} steps in {run.rounds_done()} whole rounds, {run.elapsed():.0f} s"
+        f"{path.name}: {len(run.steps):,} more steps, {run.rounds + done} whole rounds, "
+        f"{run.elapsed_s():.0f} s"
     )
 
 
-class _Rounds:
-    """Rounds of backends.live.measure, with a deadline inside them and the samples saved on the
-    way."""
-
-    def __init__(
-        self, store, engine, key, graphs, deadline, earlier, facts, start_s, rounds, seed, quick
-    ) -> None:
-        from twinserve.backends.live.measure.bench import Bench
-        from twinserve.backends.live.measure.measure import Effort, _Run, numbered
-        from twinserve.backends.live.measure.points import choose_points
-
-        quick = quick or MODEL_SIZES[key].quick
-        effort = Effort(rounds, decode_repeats=4, prefill_repeats=2, quick=quick)
-        self.store, self.key, self.graphs, self.deadline, self.earlier = (
-            store,
-            key,
-            graphs,
-            deadline,
-            earlier,
-        )
-        self.run = _Run(Bench(engine, seed), effort, seed, self._progress)
-        self.limits = {**asdict(self.run.limits), "quick": quick}
-        self.first = max((s.round for s in earlier.steps), default=-1) + 1
-        if earlier.steps and earlier.provenance.get("limits") != self.limits:
-            self.run.items = [
-                (number + _OTHER_POINTS * (1 + self.first), item) for number, item in self.run.items
-            ]
-        self.coarse = []
-        if not (quick or earlier.steps):
-            points = choose_points(self.run.limits, seed, quick=True)
-            self.coarse = sorted(numbered(points, _COARSE), key=_worth)
-        self.facts = {
-            **facts,
-            **_engine_facts(engine),
-            "limits": self.limits,
-            "start_s": start_s,
-            "seed": seed,
-            "effort": asdict(effort),
-            "contexts": "adopted" if self.run.bench.adopt else "computed",
-        }
-        self._begun = self._saved = time.monotonic()
-        self._whole = 0
-
-    def go(self) -> None:
-        from twinserve.backends.live.measure.points import Ladder
-
-        run, first = self.run, self.first
-        base = self.coarse or run.items
-        if self.deadline.left < 2.0:
-            raise OutOfTime
-        run.bench.fill_cache(max(item.context for _, item in base if isinstance(item, Ladder)))
-        run._warm_up(base)
-        self.store.say(
-            f"{len(base)} groups of points, filled and warmed up after {self.elapsed():.0f} s"
-        )
-        if self.coarse:
-            run._round(first, self.coarse)
-            first += 1
-            self._told("coarse round")
-        for number in range(first, first + run.effort.rounds - self.rounds_done()):
-            run._round(number)
-            self._whole += 1
-            self._told(f"round {self.rounds_done()}")
-
-    def _told(self, what: str) -> None:
-        self.save()
-        self.store.say(f"{what}: {len(self.run.steps):,} steps after {self.elapsed():.0f} s")
-
-    def _progress(self, share: float, text: str) -> None:
-        if self.deadline.left < 0:
-            raise OutOfTime
-        if time.monotonic() - self._saved > SAVE_EVERY_S:
-            self.save()
-
-    def elapsed(self) -> float:
-        return time.monotonic() - self._begun
-
-    def rounds_done(self) -> int:
-        return int(self.earlier.provenance.get("rounds", 0)) + self._whole
-
-    def everything(self) -> Measurement:
-        run = self.run
-        medians = {
-            name: float(np.median(values)) if values else self.earlier.provenance.get(name, 0.0)
-            for name, values in (("empty_s", run.empty_s), ("submit_s", run.bench.submit_s))
-        }
-        elapsed = self.elapsed() + self.earlier.provenance.get("elapsed_s", 0.0)
-        facts = {
-            **self.facts,
-            **medians,
-            "rounds": self.rounds_done(),
-            "elapsed_s": elapsed,
-            "swap": "not in this file",
-        }
-        return Measurement(self.earlier.steps + run.steps, [], facts)
-
-    def save(self) -> None:
-        if self.run.steps:
-            write_samples(self.everything(), raw_path(self.store, self.key, self.graphs))
-            self.store.saved(STEPS)
-        self._saved = time.monotonic()
-
-
-def _worth(numbered) -> int:
-    """Place of a group of points in the first round: what the others build on comes first."""
-    return _WORTH.index(getattr(numbered[1], "kind", "decode"))
-
-
-def _engine_facts(engine) -> dict:
-    settings, config = engine.settings, engine._engine.vllm_config
-    return {
-        "vllm": engine.version,
-        "model": settings.model.name,
-        "settings": {name: value for name, value in asdict(settings).items() if name != "model"},
-        "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-        "gpu_memory_utilization": getattr(config.cache_config, "gpu_memory_utilization", 0.9),
-        "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        "num_blocks": engine.num_blocks,
-        "block_tokens": settings.block_tokens,
-    }
+def _run(engine, key: str, seed: int, deadline: Deadline, effort: Effort) -> _Run:
+    """One that looks at the deadline."""
+    quick = effort.quick or MODEL_SIZES[key].quick
+    return _Run(Bench(engine, seed), replace(effort, quick=quick), seed, deadline.look)
 
 
 def measure_swaps(
@@ -282,25 +148,16 @@ def measure_swaps(
     if path.exists():
         store.say(f"{path.name}: measured already")
         return
-    from twinserve.backends.live.measure.bench import Bench
-    from twinserve.backends.live.measure.measure import Effort, _Run
-
     facts = machine(store)
     engine = engines.get(key, graphs, True, extra, deadline)
-
-    def watch(share: float, text: str) -> None:
-        if deadline.left < 0:
-            raise OutOfTime
-
-    effort = Effort(rounds=3, quick=MODEL_SIZES[key].quick)
-    run = _Run(Bench(engine, seed), effort, seed, watch)
+    run = _run(engine, key, seed, deadline, Effort(rounds=3))
     with ignoring_time():
         run._swap()
     clear(engine)
     if not run.swaps:
         raise StageError(f"no transfer was measured: {run.swap_note}")
-    found = {**facts, **_engine_facts(engine), "start_s": engines.start_s, "seed": seed, "swap": ""}
-    write_samples(Measurement([], run.swaps, found), path)
+    facts |= {**engine_facts(engine, run, engines.start_s), "swap": ""}
+    write_samples(Measurement([], run.swaps, facts), path)
     store.saved(STEPS)
     store.say(f"{path.name}: {len(run.swaps)} transfers")
 
@@ -324,8 +181,5 @@ def make_profile(store: Store, key: str, graphs: bool):
     store.saved(PROFILES)
     fit = profile.step_model.fit
     errors = ", ".join(f"{kind} {error:.1%}" for kind, error in fit.errors.items())
-    store.say(
-        f"{target.name}: {fit.points} points, {fit.steps:,} steps; errors {errors}; "
-        f"check {'-' if fit.check_error is None else format(fit.check_error, '.1%')}"
-    )
+    store.say(f"{target.name}: {fit.points} points, {fit.steps:,} steps; errors {errors}")
     return target

@@ -1,10 +1,7 @@
-"""`vllm serve` of the model `small` on the CPU, its engine's limits, and vLLM's own benchmark
-client in this process: its imports take longer than a short load."""
+"""`vllm serve` of the model `small` on the CPU, its engine's limits, and its predicted figures."""
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
@@ -13,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from twinserve.backends.live.engine import tiny_model
-from twinserve.backends.live.serving.client import ahead_of_others
+from twinserve.backends.live.serving.client import bench
 from twinserve.backends.live.serving.process import CPU_ENGINE, ServerProcess
 from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.sim.cli.main import main
@@ -63,23 +60,6 @@ def engine_arguments() -> list[str]:
     """Of a server with the limits of `ENGINE`."""
     pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in ENGINE.items()]
     return [*(word for pair in pairs for word in pair), "--block-size", str(BLOCK_TOKENS)]
-
-
-def bench(server: ServerProcess, out: Path, load: dict, seed: int, *further: str) -> Path:
-    """`vllm bench serve` with the flags of `load`; its result file, with details."""
-    from vllm.benchmarks import serve
-
-    parser = argparse.ArgumentParser()
-    serve.add_cli_args(parser)
-    words = ["--backend", "openai", "--base-url", server.url, "--endpoint", "/v1/completions"]
-    words += ["--model", NAME, "--tokenizer", str(server.model), "--ignore-eos", "--disable-tqdm"]
-    words += ["--seed", str(seed), "--save-result", "--save-detailed"]
-    words += ["--result-dir", str(out.parent), "--result-filename", out.name, *further]
-    for name, value in load.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), ahead_of_others():
-        serve.main(parser.parse_args(words))
-    return out
 
 
 def any_cpu(model: Path, out: Path) -> Path:

@@ -21,7 +21,7 @@ from twinserve.experiments.campaign.setup import Store
         (["steps,nothing"], "'nothing' is no stage"),
         (["steps:fast"], "write NAME or NAME:SECONDS"),
         (["validate"], "need a folder with .jsonl or .csv traces"),
-        (["steps", "--engine-arg", "threads"], "give NAME=VALUE"),
+        (["steps", "--engine-arg", "threads"], "write NAME=VALUE"),
         (["report", "--policies", "vlm"], "no policy 'vlm' (did you mean 'vllm'?)"),
         (["report", "--policies", "bros:chnk=8"], "has no option 'chnk'"),
     ],
@@ -34,8 +34,7 @@ def test_wrong_arguments_get_one_line(tmp_path, capsys, arguments, said):
 
 
 @pytest.mark.parametrize(
-    ("stage", "package"),
-    [("profile", "scipy.optimize"), ("report", "matplotlib"), ("steps", "torch")],
+    ("stage", "package"), [("profile", "scipy.optimize"), ("report", "simpy"), ("steps", "torch")]
 )
 def test_a_missing_package_stops_the_campaign_at_once(
     tmp_path, monkeypatch, capsys, stage, package

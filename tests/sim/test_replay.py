@@ -217,7 +217,6 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/campaign/runs.py",
     "experiments/campaign/serve.py",
     "experiments/campaign/setup.py",
-    "experiments/campaign/steps.py",
     "experiments/benchmark/measure.py",
     "experiments/justitia/overhead.py",
     "experiments/route/clients.py",

@@ -106,7 +106,8 @@ def measure(
     try:
         start_s = time.perf_counter() - begun
         run = _Run(Bench(engine, seed), effort, seed, progress)
-        kept = Kept(run, _provenance(engine, run, start_s), keep)
+        facts = {**describe_machine(), **bare_rates(), **engine_facts(engine, run, start_s)}
+        kept = Kept(run, facts, keep)
         run.between = kept.now_and_then
         try:
             run.measure()
@@ -424,13 +425,12 @@ def _drawn(item: Point, rng: np.random.Generator) -> list[tuple[int, int]]:
     ]
 
 
-def _provenance(engine: VllmEngine, run: _Run, start_s: float) -> dict:
+def engine_facts(engine: VllmEngine, run: _Run, start_s: float) -> dict:
+    """Provenance of what `run` measures, without the machine's. start_s: of the engine."""
     settings = engine.settings
     config = engine._engine.vllm_config
     arguments = {name: value for name, value in asdict(settings).items() if name != "model"}
     return {
-        **describe_machine(),
-        **bare_rates(),
         "model": str(settings.model),
         "settings": arguments,
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,

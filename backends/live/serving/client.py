@@ -1,10 +1,33 @@
-"""What a client needs that runs on the server's own machine."""
+"""What a client needs that runs on the server's own machine, and vLLM's own client in this
+process."""
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+from twinserve.backends.live.serving.process import ServerProcess
+
+
+def bench(server: ServerProcess, out: Path, load: dict, seed: int, *further: str) -> Path:
+    """`vllm bench serve` with the flags of `load` on a server that is up: its result file, with
+    details. It runs in this process: its imports take longer than a short load."""
+    from vllm.benchmarks import serve
+
+    parser = argparse.ArgumentParser()
+    serve.add_cli_args(parser)
+    words = ["--backend", "openai", "--base-url", server.url, "--endpoint", "/v1/completions"]
+    words += ["--model", server.name, "--tokenizer", str(server.model), "--ignore-eos"]
+    words += ["--disable-tqdm", "--seed", str(seed), "--save-result", "--save-detailed"]
+    words += ["--result-dir", str(out.parent), "--result-filename", out.name, *further]
+    for name, value in load.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), ahead_of_others():
+        serve.main(parser.parse_args(words))
+    return out
 
 
 @contextmanager

@@ -68,7 +68,7 @@ class ServerProcess:
             "HF_HUB_OFFLINE": "1",
             **(environment or {}),
         }
-        self.model = model
+        self.model, self.name = model, name
         self.log = folder / "server.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
