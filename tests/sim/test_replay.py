@@ -189,7 +189,7 @@ def test_the_same_bytes_in_another_process_with_another_hash_seed(policies, tmp_
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
     run = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "other"), *policies],
-        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         stdout=subprocess.PIPE,
         text=True,
         timeout=240,
