@@ -11,24 +11,27 @@ computes them). `expected_errors` finds the marks nearest to a profile for each 
 Nearest first: this engine; its GPU; GPUs of its family; as soon as there are ENOUGH. Marks of other
 engines count with the errors of constants that had not seen them. Dense models and mixtures of
 experts say nothing of each other, nor does one rank of many. Where nothing is near, the error is
-not known, and the largest seen anywhere stands for it; so it is for quantised models, as every
-mark is of 16 bits. An error is the largest of the marks found:
-a mark is a mean over steps of one size, so what errs there errs in every such step.
+not known, and the largest seen anywhere stands for it. Every mark is of 16 bits: quantised models
+and mixtures have the errors on servers of other people, by kind (`server_errors.py`). An error is
+the largest of the marks found: a mark is a mean over steps of one size, so what errs there errs in
+every such step.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from twinserve.profiles.catalog import MODELS
 from twinserve.profiles.forms.efficiency import BORROWED
 from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.names import EVIDENCE_FILE, ProfileName
 from twinserve.profiles.profile import Profile
+from twinserve.profiles.server_errors import SERVER_ERRORS, kind_of_weights
 from twinserve.profiles.specs import ModelSpec
 
 LARGE_BATCH = 32  # requests
@@ -177,7 +180,22 @@ def _expected(profile: Profile, kind: str, form: str) -> StepError:
             return StepError(max(errors), said)
         if found:
             few.append((found, place))
+    if (of_servers := _of_servers(profile, kind, form)) is not None:
+        return of_servers
     return _of_few(profile, kind, form, *few[-1]) if few else _fallback(profile, kind, form)
+
+
+def _of_servers(profile: Profile, kind: str, form: str) -> StepError | None:
+    """Of mixtures and quantised models on the GPU's family; None where no server had such."""
+    if profile.llm.kv_dtype_bytes is not None and profile.llm.weights is None:
+        return None
+    step, family = "prefill" if kind == "prefill" else "decode", profile.gpu.family
+    said = kind_of_weights(profile.llm)
+    found = SERVER_ERRORS.get((form, step, said, family))
+    if found is None:
+        return None
+    error, points = found
+    return StepError(error, f"kept by 90 % of {points} points of servers, {said}, {family}")
 
 
 def _places(near: Sequence[Mark], profile: Profile) -> Iterator[tuple[list[Mark], str]]:
@@ -251,6 +269,18 @@ def _fallback(profile: Profile, kind: str, form: str) -> StepError:
             seen += [(abs(e[f]), mark.engine) for e in kept for f in forms if f in e]
     error, engine = max(seen)
     return StepError(error, f"the largest seen, on {engine}", known=False)
+
+
+def recorded(profile: Profile) -> dict[str, Any]:
+    """For results: the profile's form of step times, and of decodes and prompts the relative error
+    to be expected, whether it is known, and from what."""
+    of = {"profile": profile.name, "form": profile.step_model.form}
+    return of | described(expected_errors(profile))
+
+
+def described(errors: ExpectedErrors) -> dict[str, dict[str, Any]]:
+    """Of decodes and prompts, as `recorded` has them."""
+    return {"decode": asdict(errors.decode), "prefill": asdict(errors.prefill)}
 
 
 def describe_step_times(profile: Profile, why: str) -> str:

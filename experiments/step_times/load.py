@@ -21,6 +21,7 @@ from twinserve.profiles.profile import Profile
 from twinserve.profiles.specs import ProfileError
 
 CLIENT = load_front_end("vllm")
+BUSIEST = 0.9
 FIRST_WAVE = 0.1  # of ten requests for each that may be under way
 
 
@@ -81,7 +82,13 @@ class _Load:
 
     def prompt(self) -> float:
         alone, first = self._prompt(0), self._together(self.n)
-        beside = alone if self.n == 1 else self._prompt(self.n - 1) + 1.5 * self._step(self.n - 1)
+        beside = alone
+        if self.n > 1:
+            step = self._step(self.n - 1)
+            others = self._prompt(self.n - 1)
+            # of the time, others' prompts are computed; one that comes then waits for half of one
+            busy = min((self.n - 1) * others / (self.osl * step + others), BUSIEST)
+            beside = others + 1.5 * step + busy / (1 - busy) * others / 2
         share = FIRST_WAVE if self.n > 1 else 0.0
         client = CLIENT.request_s + CLIENT.response_steps * self._step(self.n)
         return share * float(np.mean(first)) + (1 - share) * beside + client

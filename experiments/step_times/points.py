@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twinserve.experiments.silicon.points import MODELS, read_points
@@ -22,6 +22,7 @@ MORE_LOOPS = {
     ("MiniMaxAI/MiniMax-M2.5", "fp8"): "minimax-m2.5-fp8",
     ("MiniMaxAI/MiniMax-M2.5", "nvfp4"): "minimax-m2.5-nvfp4",
 }
+MUCH = 1.25  # times
 _OF_THE_SAME_SIZE = {"qwen1.5-72b": "qwen2.5-72b"}  # but for its KV heads
 
 
@@ -39,6 +40,7 @@ class Measured:
     budget       tokens a step, None: vLLM's default
     release      (0, 11), (0, 15); (): not known
     ahead        asynchronous scheduling
+    shortest     lengths are drawn from this share of the stated ones on
     """
 
     source: str
@@ -52,10 +54,8 @@ class Measured:
     budget: int | None = None
     release: tuple[int, ...] = ()
     ahead: bool = False
-    eager: bool = False
     fp8_kv: bool = False
     shortest: float = 1.0
-    front_end: bool = True
     why_not: str = ""
 
 
@@ -63,7 +63,29 @@ def read_measured(truth: Path) -> list[Measured]:
     """All points. ProfileError without aiconfigurator-core."""
     rows = [*_steps(truth), *_bench(truth), *_prompts(truth)]
     loops = read_points(MODELS | MORE_LOOPS)  # the file has some of them twice
-    return list(dict.fromkeys([*rows, *map(_of_loop, loops)]))
+    return _without_faster(list(dict.fromkeys([*rows, *map(_of_loop, loops)])))
+
+
+def _without_faster(points: list[Measured]) -> list[Measured]:
+    """With a reason against loops that were much faster than a lighter load of the same engine."""
+    loops: dict[tuple[str, str], list[Measured]] = {}
+    for point in points:
+        if point.what == "tpot":
+            loops.setdefault((point.source, point.profile), []).append(point)
+
+    def faster(point: Measured) -> bool:
+        if point.what != "tpot" or point.why_not:
+            return False
+        return any(
+            other.seconds > MUCH * point.seconds
+            for other in loops[point.source, point.profile]
+            if other.concurrency <= point.concurrency
+            and other.isl <= point.isl
+            and other.osl >= point.osl
+        )
+
+    reason = "faster than a lighter load"
+    return [replace(point, why_not=reason) if faster(point) else point for point in points]
 
 
 def _named(model: str, gpu: str, tp: int, ep: int = 1) -> str:
@@ -95,8 +117,7 @@ def _steps(truth: Path) -> Iterator[Measured]:
             seconds=float(row["total_s"]) if whole else float(row["tpot_ms"]) / 1e3,
             release=release,
             ahead=release >= (0, 14),
-            eager=row["eager"] == "1",
-            front_end=not whole,
+            why_not="eager mode" if row["eager"] == "1" else "",
         )
 
 
@@ -140,7 +161,6 @@ def _prompts(truth: Path) -> Iterator[Measured]:
             ahead=sample or release >= (0, 14),
             fp8_kv=sample and "llama" in row["model"] and row["gpu"] == "b200",
             shortest=0.8 if sample else 1.0,
-            front_end=row["kind"] in ("low", "single"),
             why_not=row["flag"],
         )
 

@@ -52,7 +52,6 @@ class Rates:
 
     read             share of the memory's rate at which weights are read; "few" where bits have no
                      entry of their own
-    layer_s          a layer's small kernels, and starts of its others
     expert_layer_s   what a layer with experts takes besides (align, permute, sum): vLLM's issue
                      55225
     attention        share of the sustained rate, by head size
@@ -62,7 +61,6 @@ class Rates:
     matrices: dict[str, Matrices]
     experts: dict[str, Experts]
     read: dict[str, float]
-    layer_s: float
     expert_layer_s: float
     attention: dict[int, float]
     bus: dict[int, tuple[float, float]]
@@ -92,7 +90,6 @@ RATES: dict[str, Rates] = {
             "unpacked": Experts(3.8, 7.5, 120e-6),
         },
         read={"16": 0.89, "fp8": 0.89, "few": 0.72},
-        layer_s=49e-6,
         expert_layer_s=27e-6,
         attention={64: 0.53, 128: 0.67},
         bus={2: (169e9, 303e9), 8: (189e9, 431e9)},
@@ -101,7 +98,6 @@ RATES: dict[str, Rates] = {
         matrices={"16": Matrices(0.93, 1.0)},
         experts={"16": Experts(2.1, 5.0, 22e-6)},
         read={"16": 0.75, "few": 0.72},
-        layer_s=44e-6,
         expert_layer_s=58e-6,
         attention={128: 0.57},
         bus={2: (121e9, 216e9)},
@@ -119,7 +115,6 @@ RATES: dict[str, Rates] = {
             "unpacked": Experts(1.2, 3.4),
         },
         read={"16": 0.83, "few": 0.72},
-        layer_s=21e-6,
         expert_layer_s=27e-6,
         attention={64: 0.49, 128: 0.52},
         bus={2: (19e9, 19e9), 4: (4e9, 4e9)},
@@ -138,8 +133,7 @@ RATES: dict[str, Rates] = {
             "mxfp4": Experts(0.7, 5.3, 88e-6),
             "unpacked": Experts(8.4, 13.0, 107e-6),
         },
-        read={"16": 0.77, "few": 0.72},
-        layer_s=45e-6,
+        read={"16": 0.77, "fp4": 0.60, "few": 0.72},
         expert_layer_s=13e-6,
         attention={64: 0.33, 128: 0.57},
         bus={2: (83e9, 657e9)},
@@ -157,7 +151,6 @@ RATES: dict[str, Rates] = {
             "unpacked": Experts(1.4, 3.6, 28e-6),
         },
         read={"16": 0.89, "few": 0.72},
-        layer_s=21e-6,
         expert_layer_s=13e-6,
         attention={64: 0.55, 128: 0.59},
         bus={2: (36e9, 36e9)},
@@ -166,7 +159,6 @@ RATES: dict[str, Rates] = {
         matrices={"16": Matrices(0.84, 1.0)},
         experts={"16": Experts(2.1, 5.0, 22e-6)},
         read={"16": 0.75, "few": 0.72},
-        layer_s=44e-6,
         expert_layer_s=58e-6,
         attention={128: 0.3},
         bus={2: (11e9, 11e9)},
@@ -179,7 +171,6 @@ RATES: dict[str, Rates] = {
             "unpacked": Experts(1.2, 3.4),
         },
         read={"16": 0.94, "few": 0.72},
-        layer_s=40e-6,
         expert_layer_s=27e-6,
         attention={64: 0.75, 128: 0.75},
         bus={2: (10e9, 10e9)},

@@ -81,7 +81,7 @@ class KernelsModel(RooflineModel):
         self._dp = dp
         self._sharing = tp * dp if ep and tp * dp > 1 else 0
         rates = rates_of(gpu)
-        self._layer_s = llm.layers * rates.layer_s
+        self._layer_s = llm.layers * efficiency.layer_s
         self._set_matrices(rates)
         self._set_experts(rates, release)
         self._set_prompts(rates)

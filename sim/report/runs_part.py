@@ -86,6 +86,7 @@ def _notes(runs: Sequence[Seen]) -> list[str]:
             notes.append(f"{run.label}: {line} of the summary; the charts show the whole run.")
         notes += overloaded(run.summary, run.label)
         notes += [f"{run.label}: {line}." for line in _noise(run.config)]
+        notes += _on_step_times(run.label, run.config.get("step_times") or ())
         notes += _on_bars(run.label, run.config.get("error_bars"))
     return notes
 
@@ -106,21 +107,30 @@ def _noise(config: Mapping) -> list[str]:
     return lines
 
 
+def _on_step_times(label: str, machines: Sequence[Mapping]) -> list[str]:
+    """How far off the step times of a run's machines may be; one line each."""
+    return [
+        f"{label}: expected error of the step times of {one['profile']} ({one['form']}): "
+        f"{_errors(one)}."
+        for one in machines
+    ]
+
+
+def _errors(of: Mapping) -> str:
+    return "; ".join(
+        f"{name} {of[kind]['error']:.0%}"
+        + ("" if of[kind]["known"] else " (not known, assumed)")
+        + f", {of[kind]['source']}"
+        for kind, name in (("decode", "decodes"), ("prefill", "prompts"))
+    )
+
+
 def _on_bars(label: str, errors: Mapping | None) -> list[str]:
     """What the ranges of a run stand for, where it has some."""
     if not errors:
         return []
-    parts = [
-        f"{name} {errors[kind]['error']:.0%}"
-        + ("" if errors[kind]["known"] else " (not known, assumed)")
-        + f", {errors[kind]['source']}"
-        for kind, name in (("decode", "decodes"), ("prefill", "prompts"))
-    ]
-    return [
-        f"{label}: small print below a number is its range with step times off: "
-        + "; ".join(parts)
-        + "."
-    ]
+    ranges = "small print below a number is its range with step times off: "
+    return [f"{label}: {ranges}{_errors(errors)}."]
 
 
 def _summary(runs: Sequence[Seen]) -> Html:

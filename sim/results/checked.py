@@ -64,6 +64,13 @@ _OBJECTIVE = Shape(
     known={"statistic": Shape("text", null=True)},
     rest=_MAYBE,
 )
+_KIND = Shape("object", needed={"error": _NUMBER, "known": _FLAG, "source": _TEXT})
+_STEP_TIMES = Shape(
+    "list",
+    rest=Shape(
+        "object", needed={"profile": _TEXT, "form": _TEXT, "decode": _KIND, "prefill": _KIND}
+    ),
+)
 SUMMARY = Shape(
     "object",
     known={
@@ -87,11 +94,11 @@ SUMMARY = Shape(
         "autoscaling": _NUMBERS,
         "ttft_parts": Shape("object", rest=_NUMBERS),
         "hand_over": Shape("object", known={"load": _NUMBERS}, rest=_MAYBE),
+        "step_times": _STEP_TIMES,
         "error_bars": Shape("object", rest=Shape("list", rest=Shape("scalar"), null=True)),
     },
     rest=_MAYBE,
 )
-_KIND = Shape("object", needed={"error": _NUMBER, "known": _FLAG, "source": _TEXT})
 _OBJECT = Shape("object")
 _ASKED = Shape("object", needed={"service_class": _TEXT, "metric": _TEXT, "bound_s": _NUMBER})
 RUN = Shape(
@@ -100,6 +107,7 @@ RUN = Shape(
         "metrics": Shape("object", known={"objectives": Shape("list", rest=_ASKED)}, null=True),
         **dict.fromkeys(("config", "kv", "profile"), _OBJECT),
         "label": _TEXT,
+        "step_times": _STEP_TIMES,
         "error_bars": Shape("object", needed={"decode": _KIND, "prefill": _KIND}, null=True),
     },
 )

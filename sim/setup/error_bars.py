@@ -13,10 +13,10 @@ Objectives, arrivals and KV memory stay what they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from twinserve.policies.registry import PolicySpec
-from twinserve.profiles.evidence import ExpectedErrors, expected_errors
+from twinserve.profiles.evidence import ExpectedErrors, described, expected_errors
 from twinserve.profiles.profile import Profile
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics_stats import percentile_name
@@ -200,12 +200,6 @@ def _of_verdicts(summaries: Sequence[Mapping]) -> dict[str, list[float]]:
         if met:
             bars[f"objectives.{number}"] = [min(met), max(met)]
     return bars
-
-
-def described(errors: ExpectedErrors) -> dict[str, dict]:
-    """For run.json: of decodes and prompts, the relative error, whether it is known, and from
-    what."""
-    return {"decode": asdict(errors.decode), "prefill": asdict(errors.prefill)}
 
 
 def said_of_bars(profile: Profile, decodes: int = 0) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from twinserve.policies.files import file_sha256
 from twinserve.policies.registry import PolicySpec
+from twinserve.profiles.evidence import recorded
 from twinserve.profiles.front_end import NO_DELAYS
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.garbage import collected_seldom
@@ -157,6 +158,7 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
     described = describe_all(simulation, options)
     if not simulation.inputs.pools:
         described["notices"] += outside(simulation.inputs.hardware.profile, rows.steps)
+    summary["step_times"] = described["step_times"]
     counted = [e.core.policy.counters for e in simulation.engines]
     if any(counted):  # replicas may differ in policy
         described["policy"]["counters"] = {
@@ -426,6 +428,7 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
             "pool": None if workload.pool is None else asdict(workload.pool),
         },
         "profile": hardware.profile.model_dump(mode="json"),
+        "step_times": [recorded(one.profile) for one, _ in inputs.machines],
         **({} if inputs.front_end is None else {"front_end": asdict(inputs.front_end)}),
         "notices": list(inputs.notices),
         "config": effective(inputs, spec).model_dump(mode="json"),

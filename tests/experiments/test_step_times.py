@@ -14,6 +14,7 @@ from twinserve.experiments.step_times.load import seconds  # noqa: E402
 from twinserve.experiments.step_times.points import Measured, read_measured  # noqa: E402
 from twinserve.profiles.forms.efficiency_fit import decode_work  # noqa: E402
 from twinserve.profiles.profile import load_profile  # noqa: E402
+from twinserve.profiles.server_errors import SERVER_ERRORS  # noqa: E402
 from twinserve.profiles.specs import ProfileError  # noqa: E402
 
 ONE = Measured("a", "tpot", "llama-3.1-8b@h100", 100, 200, 1, 0.0075, ahead=True)
@@ -67,6 +68,22 @@ def test_mixtures_and_quantised_models_are_near_what_was_measured(points):
     error = (rows.ratio - 1).abs()
     assert len(rows) > 400
     assert error.median() < 0.08 and error.quantile(0.9) < 0.2
+
+
+def test_the_stored_errors_are_those_of_the_points(points):
+    found = main.bars(main.score(points, ["roofline"]))
+    stored = {key: value for key, value in SERVER_ERRORS.items() if key[0] == "roofline"}
+    assert found.keys() == stored.keys()
+    for key, (error, count) in stored.items():
+        assert found[key] == (pytest.approx(error, abs=0.006), count), key
+
+
+@pytest.mark.nightly
+def test_the_stored_errors_of_tables_are_those_of_the_points(points):
+    found = main.bars(main.score(points, ["operators"]))
+    of_tables = {key: value for key, value in found.items() if key[0] == "operators"}
+    for key, (error, count) in of_tables.items():
+        assert SERVER_ERRORS[key] == (pytest.approx(error, abs=0.006), count), key
 
 
 def test_the_command_prints_tables(points, capsys, monkeypatch):
