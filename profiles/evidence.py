@@ -271,11 +271,11 @@ def _fallback(profile: Profile, kind: str, form: str) -> StepError:
     return StepError(error, f"the largest seen, on {engine}", known=False)
 
 
-def recorded(profile: Profile) -> dict[str, Any]:
+def recorded(profile: Profile, decodes: int = 0) -> dict[str, Any]:
     """For results: the profile's form of step times, and of decodes and prompts the relative error
-    to be expected, whether it is known, and from what."""
+    to be expected, whether it is known, and from what. decodes: most at once."""
     of = {"profile": profile.name, "form": profile.step_model.form}
-    return of | described(expected_errors(profile))
+    return of | described(expected_errors(profile, decodes=decodes))
 
 
 def described(errors: ExpectedErrors) -> dict[str, dict[str, Any]]:

@@ -40,7 +40,7 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.demand import demand_of
 from twinserve.sim.setup.failures import resolve_recovery
 from twinserve.sim.setup.inputs import Inputs, resolve
-from twinserve.sim.setup.measured_range import outside
+from twinserve.sim.setup.measured_range import most_decodes, outside
 from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
 from twinserve.sim.setup.offloading import HostStores
 from twinserve.sim.setup.replicas import (
@@ -156,8 +156,10 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
     }
     engine = simulation.engines[0]
     described = describe_all(simulation, options)
-    if not simulation.inputs.pools:
-        described["notices"] += outside(simulation.inputs.hardware.profile, rows.steps)
+    profile = simulation.inputs.hardware.profile
+    if not simulation.inputs.pools and profile.most_requests is not None:
+        described["notices"] += outside(profile, rows.steps)
+        described["step_times"] = [recorded(profile, most_decodes(rows.steps))]
     summary["step_times"] = described["step_times"]
     counted = [e.core.policy.counters for e in simulation.engines]
     if any(counted):  # replicas may differ in policy
