@@ -225,7 +225,10 @@ def hit_claims(table: pd.DataFrame) -> list[Claim]:
 def whole_day_claims(table: pd.DataFrame) -> list[Claim]:
     """Those of Figs. 8 to 10, of a day without a gap."""
     found = [*opposite_claims(table), *hit_claims(table), *occupied_claims(table)]
-    return [replace(claim, what=f"{claim.what}, whole day") for claim in found]
+    return [
+        replace(claim, what=f"{claim.what}, whole day", why=causes.of_one_day(claim.why))
+        for claim in found
+    ]
 
 
 def cache_claims(table: pd.DataFrame) -> list[Claim]:

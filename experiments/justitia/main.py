@@ -59,18 +59,17 @@ WHY_POOL = (
     "is above twice as much"
 )
 WHY_NOISE = (
-    "not known: the paper does not say how its network errs. With one factor a class (rows with "
-    "that) single draws "
-    "beside 459 blocks reach it, but the mean does not"
+    "not reproduced; tried: noise of each application and one factor a class (rows with that), "
+    "each with two pools. Single draws of one factor a class with 459 blocks reach it, the mean "
+    "does not; the paper does not say how its network errs"
 )
 WHY_CLASSES = (
     "nine factors are drawn for the nine classes, and another draw changes much (interval)"
 )
 WHY_PLAN = (
     "a decision here looks at the head of a heap, and takes little longer with more waiting. With "
-    "the queue sorted at each "
-    "decision it grows, but not tenfold (rows here); what else the paper's implementation does "
-    "is not known"
+    "the queue sorted at each decision it grows, but not tenfold. Not reproduced; tried: heap, and "
+    "sorted at each decision (rows here)"
 )
 
 
