@@ -51,6 +51,7 @@ def load_trace(
     block_tokens: int | None = None,
     time_unit: str | None = None,
     columns: str | None = None,
+    benchmark: int | None = None,
 ) -> Workload:
     """The workload of a trace, by its name (`trace list` has them) or by the path of a file.
 
@@ -67,6 +68,7 @@ def load_trace(
                   `custom`): where they are not the format's; refused for other formats
     columns       which column of a CSV file is what: arrival=ts,prompt=in,output=out
                   (readers/measured/table.py)
+    benchmark     which benchmark of a report of guidellm with several, from 1
     progress      called with (bytes done, bytes in all or None) while downloading
 
     Raises WorkloadError with one line for an unknown name or anything wrong with a file.
@@ -82,6 +84,7 @@ def load_trace(
         "block_size": block_tokens,
         "time_unit": time_unit,
         "columns": columns,
+        "benchmark": benchmark,
     }
     places = {
         "search_path": search_path,
@@ -149,9 +152,9 @@ def _recorded(name: str, seed: int, raw: bool, places: dict) -> Workload:
 
 
 def _file(
-    name: str, seed: int, raw: bool, places: dict, format, block_tokens, time_unit, rate, columns
+    name: str, seed: int, raw: bool, places: dict, format, block_tokens, time_unit, rate, *further
 ) -> Workload:
-    options = ReadOptions(block_tokens, time_unit, rate, seed, columns)
+    options = ReadOptions(block_tokens, time_unit, rate, seed, *further)
     return _read(existing(name), format, options, raw)
 
 
@@ -163,7 +166,11 @@ _KINDS: tuple[tuple[Callable[[str], object], tuple[str, ...], Callable[..., Work
     (TIDAL.__eq__, (), _tidal),
     (is_in_a_line, (), _in_a_line),
     (catalog.resolve, (), _recorded),
-    (lambda name: True, ("format", "block_size", "time_unit", "rate", "columns"), _file),
+    (
+        lambda name: True,
+        ("format", "block_size", "time_unit", "rate", "columns", "benchmark"),
+        _file,
+    ),
 )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from twinserve.sim.cli.options import Whole
 from twinserve.sim.cli.progress import RunProgress
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def compare(
     *,
     format: str | None = None,
     columns: str | None = None,
+    benchmark: Whole | None = None,
     metrics_every: float | None = None,
     rerun: _Flag = False,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
@@ -40,6 +42,8 @@ def compare(
         Format of the measured files, where their content does not tell.
     columns: str
         Columns of any CSV file: arrival=ts,prompt=in,output=out,ttft=first:ms (docs/traces.md).
+    benchmark: int
+        Which benchmark of a report of guidellm with several, from 1.
     metrics_every: float
         Seconds of a window in which runs may part; a tenth of the measurement unless given.
     rerun: bool
@@ -57,7 +61,7 @@ def compare(
     every_s = metrics_options(every_s=metrics_every).every_s
     if out is not None:
         check_target(out, overwrite)
-    folders, measured = _sides(paths, format, columns)
+    folders, measured = _sides(paths, format, columns, benchmark)
     runs = {str(folder): read_run(folder) for folder in find_runs(folders)}
     with RunProgress(shown=rerun) as progress:
         found = compared(runs, measured, every_s, rerun, progress.begin)
@@ -67,7 +71,7 @@ def compare(
 
 
 def _sides(
-    paths: list[Path], format: str | None, columns: str | None
+    paths: list[Path], format: str | None, columns: str | None, benchmark: int | None
 ) -> tuple[list[Path], list[Measurement]]:
     """Folders of runs, and measurements. Raises ResultsError where either is missing."""
     from twinserve.sim.results.folders import ResultsError
@@ -80,5 +84,5 @@ def _sides(
         raise ResultsError("no folder of a run: give one that `simulate --out` wrote")
     if not files:
         raise ResultsError("no measured file: give one beside the runs (docs/traces.md)")
-    options = ReadOptions(columns=columns)
+    options = ReadOptions(columns=columns, benchmark=benchmark)
     return folders, [read_measurement(path, format, options) for path in files]

@@ -8,6 +8,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
+from twinserve.sim.cli.options import Whole
 from twinserve.sim.cli.progress import RunProgress
 
 trace_app = cyclopts.App(
@@ -58,6 +59,7 @@ def inspect(
     *,
     format: str | None = None,
     columns: str | None = None,
+    benchmark: Whole | None = None,
     seed: int = 0,
     rate: float | None = None,
     offline: _Flag = False,
@@ -73,6 +75,8 @@ def inspect(
         Format of a file whose content does not tell.
     columns: str
         Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
+    benchmark: int
+        Which benchmark of a report of guidellm with several, from 1.
     seed: int
         Seed of generated arrivals and lengths.
     rate: float
@@ -90,6 +94,7 @@ def inspect(
             trace,
             format=format,
             columns=columns,
+            benchmark=benchmark,
             seed=seed,
             rate=rate,
             offline=offline,
@@ -124,6 +129,7 @@ def convert(
     *,
     format: str | None = None,
     columns: str | None = None,
+    benchmark: Whole | None = None,
     rate: float | None = None,
     raw_arrivals: _Flag = False,
     overwrite: _Flag = False,
@@ -140,6 +146,8 @@ def convert(
         Format of a source whose content does not tell.
     columns: str
         Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
+    benchmark: int
+        Which benchmark of a report of guidellm with several, from 1.
     rate: float
         Requests a second, for sources that have lengths only.
     raw_arrivals: bool
@@ -149,7 +157,8 @@ def convert(
     """
     from twinserve.traces import verbs
 
-    options = {"format": format, "columns": columns, "rate": rate, "raw_arrivals": raw_arrivals}
+    options = {"format": format, "columns": columns, "benchmark": benchmark}
+    options |= {"rate": rate, "raw_arrivals": raw_arrivals}
     workload = verbs.convert(source, target, overwrite=overwrite, **options)
     print(verbs.describe(workload))
     for notice in workload.provenance.notices:

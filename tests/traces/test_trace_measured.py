@@ -279,6 +279,88 @@ def test_an_answer_that_is_no_histogram_says_what_to_query(change, says, measure
         measure(json.dumps(content), "prometheus")
 
 
+SCRAPE = """# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{{engine="0",le="0.1",model_name="a}}b"}} {0}.0
+vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf",model_name="a}}b"}} {1}.0
+vllm:time_to_first_token_seconds_sum{{engine="0",model_name="a}}b"}} {2}
+vllm:num_requests_running{{engine="0"}} 3
+"""
+
+
+def test_the_text_of_metrics_counts_since_the_start_or_between_scrapes(measure):
+    found = measure(SCRAPE.format(30, 100, 17.5))
+    assert found.histograms["ttft"].counts.tolist() == [[30.0, 70.0]]
+    assert found.histograms["ttft"].mean() == pytest.approx(0.175)
+    assert "since the server's start" in said(found.notices)
+    text = SCRAPE.format(30, 100, 17.5) + SCRAPE.format(50, 130, 20.5)
+    found = measure(text)
+    assert found.histograms["ttft"].counts.tolist() == [[20.0, 10.0]]
+    assert found.histograms["ttft"].mean() == pytest.approx(0.1)
+    assert "between the first and the last of 2 scrapes" in said(found.notices)
+    restarted = measure(text + SCRAPE.format(4, 5, 0.5)).histograms["ttft"]
+    assert restarted.counts.tolist() == [[20.0, 10.0], [4.0, 1.0]]
+    with pytest.raises(WorkloadError, match="no histogram of vLLM"):
+        measure("# HELP python_info x\n# TYPE python_info gauge\npython_info 1\n")
+
+
+def span(start_s: float, last_s: float, attributes: dict, **further) -> dict:
+    def value(v):
+        return {"intValue": str(v)} if isinstance(v, int) else {"stringValue": v}
+
+    listed = [{"key": k, "value": value(v)} for k, v in attributes.items()]
+    ends = {"startTimeUnixNano": start_s, "endTimeUnixNano": start_s + last_s}
+    stamps = {name: str(round(1e18 + at * 1e9)) for name, at in ends.items()}
+    return {"name": "chat m", "attributes": listed, **stamps, **further}
+
+
+GENAI = {"gen_ai.usage.input_tokens": 412, "gen_ai.usage.output_tokens": 57}
+INFERENCE = {"llm.token_count.prompt": 412, "llm.token_count.completion": 57}
+
+
+@pytest.mark.parametrize(
+    ("counts", "model", "other"),
+    [
+        (GENAI, {"gen_ai.operation.name": "chat"}, {"gen_ai.operation.name": "invoke_agent"}),
+        (INFERENCE, {"openinference.span.kind": "LLM"}, {"openinference.span.kind": "AGENT"}),
+        (GENAI, {}, {"gen_ai.operation.name": "embeddings"}),
+    ],
+)
+def test_spans_of_clients_and_gateways_are_requests(counts, model, other, measure):
+    first = {"name": "First Token Stream Event", "timeUnixNano": str(round(1e18 + 2.25e9))}
+    spans = [
+        span(0.0, 9.0, counts | other, spanId="a"),
+        span(2.0, 1.0, counts | model, spanId="b", parentSpanId="a", events=[first]),
+        span(2.1, 0.8, counts | model, spanId="c", parentSpanId="b"),  # the gateway's, of the same
+        span(0.5, 0.9, counts | model, spanId="d", parentSpanId="a"),
+        span(4.0, 0.1, counts | model, spanId="e", status={"code": 2}),
+    ]
+    found = measure(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}))
+    assert found.where == "client" and found.failed == 1
+    assert found.arrival_s.tolist() == pytest.approx([0.0, 1.5, 3.5])
+    assert found.e2el_s[:2].tolist() == pytest.approx([0.9, 1.0], abs=1e-6)
+    assert np.isnan(found.ttft_s[0]) and found.ttft_s[1] == pytest.approx(0.25, abs=1e-6)
+    assert found.prompt_tokens[:2].tolist() == [412, 412]
+    assert found.output_tokens[:2].tolist() == [57, 57]
+    assert "2 spans of other kinds not used" in said(found.notices)
+
+
+def test_of_a_report_with_several_loads_one_is_named(tmp_path, measure):
+    report = json.loads(FILES["guidellm"]())
+    other = json.loads(FILES["guidellm"]().replace('"prompt_tokens": 10', '"prompt_tokens": 11'))
+    report["benchmarks"] += other["benchmarks"]
+    with pytest.raises(WorkloadError, match="--benchmark 1 to 2"):
+        measure(json.dumps(report))
+    for number, first in ((1, 10), (2, 11)):
+        found = measure(json.dumps(report), benchmark=number)
+        assert found.prompt_tokens.tolist()[0] == first
+    with pytest.raises(WorkloadError, match="--benchmark 3 is none of them"):
+        measure(json.dumps(report), benchmark=3)
+    (tmp_path / "r.json").write_text(json.dumps(report))
+    assert load_trace(tmp_path / "r.json", benchmark=2).prompt_tokens.tolist()[0] == 11
+    with pytest.raises(WorkloadError, match="is for guidellm files"):
+        measure(FILES["aiperf"](), benchmark=1)
+
+
 def test_any_table_is_read_by_the_names_of_its_columns(tmp_path, measure):
     (tmp_path / "t.csv").write_text(TABLE)
     w = load_trace(tmp_path / "t.csv", columns=COLUMNS)

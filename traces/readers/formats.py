@@ -59,6 +59,7 @@ OVERRIDES = {
     "time_unit": ("mooncake", "custom"),
     "block_tokens": ("mooncake", "bailian"),
     "columns": (table.NAME,),
+    "benchmark": (guidellm.NAME,),
 }
 MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 HEAD_BYTES = 1 << 16
@@ -103,6 +104,8 @@ def _by_header(head: str) -> str | None:
         return "azure"
     if {"request tokens", "response tokens"} <= names:
         return "burstgpt"
+    if prometheus.EXPOSED.search(head):
+        return prometheus.NAME
     return vllm_log.NAME if vllm_log.RECEIVED.search(head) else None
 
 
@@ -204,6 +207,8 @@ def read_measurement(
     only what was asked for."""
     data = _content(path)
     name = format or _detected(data, str(path), options)
+    if options.benchmark is not None:
+        _check_options(options, name, str(path))
     if name not in MEASURED:
         raise WorkloadError(
             f"{path}: a {shown(name)} file says what was sent, not how it was served: give one of "

@@ -17,6 +17,7 @@ class ReadOptions:
     rate           requests a second of generated Poisson arrivals; None = 1
     seed           of those arrivals
     columns        which column of a CSV file is what (`readers/measured/table.py`)
+    benchmark      which benchmark of a report of guidellm, from 1
     """
 
     block_tokens: int | None = None
@@ -24,3 +25,4 @@ class ReadOptions:
     rate: float | None = None
     seed: int = 0
     columns: str | None = None
+    benchmark: int | None = None

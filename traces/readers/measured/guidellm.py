@@ -27,17 +27,14 @@ ENDS = {"successful": "", "incomplete": "incomplete", "errored": "errored"}
 
 
 def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measurement:
-    """The measurement in a report of one benchmark. Raises WorkloadError."""
+    """The measurement in a report of one benchmark, or in that which is chosen. Raises
+    WorkloadError."""
     content = document(data, path, "give each a file of its own")
     benchmarks = content.get("benchmarks")
     if type(benchmarks) is not list or not benchmarks:
         raise WorkloadError(f"{path}: field 'benchmarks' is no list of results: check the format")
-    if len(benchmarks) > 1:
-        raise WorkloadError(
-            f"{path}: holds {len(benchmarks)} benchmarks, as a sweep writes: keep one in "
-            "'benchmarks', each has a load of its own"
-        )
-    rows, errors = _rows(benchmarks[0], path)
+    chosen = _chosen(benchmarks, options.benchmark, path)
+    rows, errors = _rows(chosen, path)
     where = Rows(path, range(1, len(rows) + 1), "request")
     sessions = [at(row, "info", "conversation_id") for row in rows]
     return measured(
@@ -52,8 +49,21 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         errors=errors,
         session=Field("conversation_id", sessions),
         turn=Field("turn_index", [at(row, "info", "turn_index") for row in rows]),
-        notices=_sampled(benchmarks[0], len(rows)),
+        notices=_sampled(chosen, len(rows)),
     )
+
+
+def _chosen(benchmarks: list, number: int | None, path: str) -> dict:
+    """The benchmark that is asked for, or the only one. Raises WorkloadError."""
+    n = len(benchmarks)
+    if number is None and n > 1:
+        raise WorkloadError(
+            f"{path}: holds {n} benchmarks, as a sweep writes, each with a load of its own: name "
+            f"one with --benchmark 1 to {n}"
+        )
+    if number is not None and not 1 <= number <= n:
+        raise WorkloadError(f"{path}: holds {n} benchmarks: --benchmark {number} is none of them")
+    return benchmarks[(number or 1) - 1]
 
 
 def _rows(benchmark: dict, path: str) -> tuple[list[dict], list[str]]:

@@ -1,15 +1,18 @@
-"""Range queries of Prometheus over vLLM's histograms: what /api/v1/query_range answers.
+"""vLLM's histograms: what /api/v1/query_range of Prometheus answers, or the text of /metrics.
 
     {"status": "success", "data": {"resultType": "matrix", "result": [
         {"metric": {"__name__": "vllm:time_to_first_token_seconds_bucket", "le": "0.1", ...},
          "values": [[1761000000, "12"], [1761000060, "31"]]}, ...]}}
+
+Or what `curl HOST:8000/metrics` prints: counts since the server's start. Several of these in one
+file, one after the other, are scrapes in their order, and what grew between them counts.
 
 Query the counters themselves ({__name__=~"vllm:time_to_first_token_seconds.*"}), without rate():
 differences are taken here, and a counter that begins anew with its server is seen. Several answers
 may stand in one file, one a line. Series of several servers are added.
 
 Source: names of vllm/v1/metrics/loggers.py, vLLM 0.32.0; the envelope is the HTTP API of
-Prometheus.
+Prometheus, the text its exposition format 0.0.4.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpy as np
 
 from twinserve.traces.measurement import SERVER, Histogram, Measurement
 from twinserve.traces.readers.columns import Rows, shown
+from twinserve.traces.readers.jsonl import decode_text
 from twinserve.traces.readers.measured.document import at, documents, listed
 from twinserve.traces.readers.measured.rows import measured
 from twinserve.traces.readers.options import ReadOptions
@@ -38,7 +42,12 @@ METRICS = {
     "vllm:request_prompt_tokens": "prompt_tokens",
     "vllm:request_generation_tokens": "output_tokens",
 }
+# How the text of /metrics begins, a line of it, and its labels.
+EXPOSED = re.compile(r"# (HELP|TYPE) \S+ |vllm:\w+(\{[^\n]*\})? \S+\s*(\n|$)")
+_LINE = re.compile(r'(vllm:\w+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?\s+(\S+)')
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 SUFFIX = re.compile(r"_(bucket|sum|count)$")
+_HEAD = 1 << 12
 Series = tuple[str, dict, list]  # name, labels, [[time, value], ...]
 
 
@@ -47,7 +56,9 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     buckets: dict[str, list[tuple[float, np.ndarray, np.ndarray]]] = {}
     sums: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     other: list[str] = []
-    for name, labels, values in _series(data, path):
+    exposed = EXPOSED.match(data[:_HEAD].decode("utf-8-sig", "replace").lstrip()) is not None
+    series, since = _scraped(data, path) if exposed else (_series(data, path), "")
+    for name, labels, values in series:
         base, part = SUFFIX.sub("", name), SUFFIX.search(name)
         if base not in METRICS or part is None:
             other.append(name)
@@ -68,13 +79,40 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         metric: _histogram(rows, sums.get(metric, []), metric, path)
         for metric, rows in buckets.items()
     }
-    notices = ["histograms over time: no single requests"]
-    if other:
+    notices = ["histograms over time: no single requests", *[since] * exposed]
+    if other and not exposed:  # a server has hundreds
         notices.append(f"series not used: {shown(', '.join(sorted(set(other))))}")
     missing = [metric for metric in found if metric not in sums]
     if missing:
         notices.append(f"no _sum of {', '.join(missing)}: means are not known")
     return measured(NAME, Rows(path, []), measured_by=SERVER, histograms=found, notices=notices)
+
+
+def _scraped(data: bytes, path: str) -> tuple[list[Series], str]:
+    """The histograms in the text of one scrape or several, and what they count since. A series that
+    comes again begins the next scrape; one that is not in the first was 0 then. Seconds are not
+    known: a scrape is at 0, 1, ..."""
+    found: dict[tuple[str, str], tuple[dict, dict[int, str]]] = {}
+    number = 0
+    for line in decode_text(data, path).splitlines():
+        said = _LINE.match(line)
+        if said is None or SUFFIX.sub("", said[1]) not in METRICS:
+            continue
+        labels = dict(_LABEL.findall(said[2] or ""))
+        _, values = found.setdefault((said[1], said[2] or ""), (labels, {}))
+        number += number in values
+        values[number] = said[3]
+    begins = [0.0] if number == 0 else []  # a server begins with nothing
+    scrapes = range(number + 1)
+    rows = [
+        (name, labels, [*enumerate([*begins, *(values.get(i, "0") for i in scrapes)])])
+        for (name, _), (labels, values) in found.items()
+    ]
+    return rows, (
+        f"what grew between the first and the last of {number + 1} scrapes"
+        if number
+        else "counts since the server's start: append a later scrape to the file for a difference"
+    )
 
 
 def _series(data: bytes, path: str) -> Iterator[Series]:
