@@ -9,14 +9,14 @@ import re
 import subprocess
 import tempfile
 
-ELEMENTS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+ELEMENT = "bf16"
+_TENSORS = ("out", "query", "key", "value", "key_cache", "value_cache")
 
 
-def compile_all(capability: int, name: str) -> list[str]:
+def compile_all(capability: int) -> list[str]:
     """Compile every kernel in the forms that models of head size 128 use, for compute capability
-    `capability` (90: Hopper) and elements of type `name`. A line for each: name, element type,
-    settings, shared memory in bytes, registers a thread, bytes of stack (what did not fit into
-    registers).
+    `capability` (90: Hopper). A line for each: name, settings, shared memory in bytes, registers a
+    thread, bytes of stack (what did not fit into registers).
 
     Raises RuntimeError where Triton interprets, and whatever Triton raises."""
     import triton
@@ -25,13 +25,8 @@ def compile_all(capability: int, name: str) -> list[str]:
 
     if triton.knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET is set, so there is nothing to compile; unset it")
-    element, single = ELEMENTS[name], name == "float32"
-    pre, dec = (
-        (launch.PREFILL_FLOAT32, launch.DECODE_FLOAT32)
-        if single
-        else (launch.PREFILL, launch.DECODE)
-    )
-    sizes = {"HEAD": 128, "BLOCK": 16, "PRECISION": "ieee" if single else "tf32"}
+    pre, dec = launch.PREFILL, launch.DECODE
+    sizes = {"HEAD": 128, "BLOCK": 16, "PRECISION": "tf32"}
     forms = [(triton_kernel.join_splits, None, {"HEAD": 128, "SPLITS": 16})]
     for partial in (False, True):
         of_heads = {"HEADS": 8, "HEADS_UP": 8, "HEAD": 128, "BLOCK": 16, "PARTIAL": partial}
@@ -45,27 +40,24 @@ def compile_all(capability: int, name: str) -> list[str]:
         if tuning is not None:
             constants = {**constants, "ROWS": tuning.rows, "TILE": tuning.tile}
         warps, stages = (4, 2) if tuning is None else (tuning.warps, tuning.stages)
-        shared, registers, stack = _compile(kernel, element, constants, warps, stages, capability)
-        of = " ".join(f"{k}={v}" for k, v in constants.items())
+        shared, registers, stack = _compile(kernel, constants, warps, stages, capability)
+        of = " ".join(f"{name}={value}" for name, value in constants.items())
         lines.append(
-            f"{kernel.fn.__name__} {name} {of} warps={warps} stages={stages}: {shared} bytes "
-            "shared, "
+            f"{kernel.fn.__name__} {of} warps={warps} stages={stages}: {shared} bytes shared, "
             f"{registers} registers, {stack} bytes of stack"
         )
     return lines
 
 
 def _compile(
-    kernel, element: str, constants: dict, warps: int, stages: int, capability: int
+    kernel, constants: dict, warps: int, stages: int, capability: int
 ) -> tuple[int, int, int]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     types = {
-        **dict.fromkeys(
-            ("out", "query", "key", "value", "key_cache", "value_cache"), f"*{element}"
-        ),
+        **dict.fromkeys(_TENSORS, f"*{ELEMENT}"),
         **dict.fromkeys(("part_total", "part_weight", "part_top"), "*fp32"),
         **dict.fromkeys(("table", "first", "seq_lens", "query_start"), "*i32"),
         "scale": "fp32",

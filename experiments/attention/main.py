@@ -13,9 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twinserve.formats import Format, same
+from twinserve.formats import Format, same, whole_file
 
 KERNELS: Format[dict] = Format(
     "kernel timings",
@@ -32,6 +29,10 @@ KERNELS: Format[dict] = Format(
     by="python -m twinserve.experiments.attention --out DIR",
     upgrades=(same,),
 )
+
+
+BLOCK = 16  # tokens, when timing
+MAX_GIB = 40.0  # of KV of a case
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Shape:
 @dataclass(frozen=True)
 class Sizes:
     """What is measured: prompts of `prefill` tokens; decode batches of `batches` requests with
-    `contexts` tokens each, as far as their KV fits in `max_gib`; mixed: (decodes, their context,
+    `contexts` tokens each, as far as their KV fits in MAX_GIB; mixed: (decodes, their context,
     new tokens of one prompt, tokens before it)."""
 
     shapes: tuple[Shape, ...]
@@ -56,7 +57,6 @@ class Sizes:
     contexts: tuple[int, ...]
     mixed: tuple[tuple[int, int, int, int], ...]
     checks: int
-    max_gib: float = 40.0
     repeat_s: float = 0.1
 
 
@@ -99,9 +99,8 @@ class Report:
         self.write()
 
     def write(self) -> None:
-        beside = self.path.with_suffix(".tmp")
-        beside.write_text(json.dumps(self.results, indent=1))
-        os.replace(beside, self.path)
+        with whole_file(self.path) as partial:
+            partial.write_text(json.dumps(self.results, indent=1))
 
 
 # -- right -----------------------------------------------------------------------------------------
@@ -117,36 +116,21 @@ def check(report: Report, sizes: Sizes, device) -> int:
     dtypes = [torch.float16, torch.float32] + [torch.bfloat16] * (device.type == "cuda")
     allowed = {torch.float16: 4e-3, torch.float32: 1e-4, torch.bfloat16: 3e-2}
     wrong = 0
+
+    def there(array):
+        return None if array is None else torch.from_numpy(array).to(device)
+
     for number in range(sizes.checks):
         shape = sizes.shapes[number % len(sizes.shapes)]
         dtype, layout = dtypes[number // 2 % len(dtypes)], LAYOUTS[number // 3 % len(LAYOUTS)]
-        batch = make_batch(
-            number,
-            4,
-            (16, 32)[number % 2],
-            shape.kv_heads,
-            shape.heads // shape.kv_heads,
-            shape.head,
-            dtype,
-            partial=number % 4 >= 2,
-            longest=70,
-            layout=layout,
-            decodes_only=number % 8 == 7,
-        )
+        block, group = (16, 32)[number % 2], shape.heads // shape.kv_heads
+        kinds = {"partial": number % 4 >= 2, "decodes_only": number % 8 == 7}
+        size = shape.kv_heads, group, shape.head, dtype
+        batch = make_batch(number, 4, block, *size, longest=70, layout=layout, **kinds)
         keys, values = split_cache(batch.kv_cache.to(device), shape.head)
-
-        def there(array):
-            return None if array is None else torch.from_numpy(array).to(device)
-
-        step = launch.Batch(
-            there(batch.table),
-            there(batch.lengths),
-            there(batch.query_start),
-            len(batch.query),
-            int((batch.new == 1).sum()),
-            (1, 4)[number % 2],
-            there(batch.first),
-        )
+        arrays = there(batch.table), there(batch.lengths), there(batch.query_start)
+        splits, decodes = (1, 4)[number % 2], int((batch.new == 1).sum())
+        step = launch.Batch(*arrays, len(batch.query), decodes, splits, there(batch.first))
         out = torch.full_like(batch.query, torch.nan, device=device)
         launch.store(batch.key.to(device), batch.value.to(device), keys, values, step)
         launch.attend(out, batch.query.to(device), keys, values, step, batch.scale)
@@ -154,19 +138,9 @@ def check(report: Report, sizes: Sizes, device) -> int:
         error = float((out.cpu().float() - expected).abs().max())
         fine = bool(error <= allowed[dtype])  # NaN is not
         wrong += not fine
-        report.add(
-            "checks",
-            number=number,
-            shape=shape.name,
-            dtype=str(dtype),
-            layout=layout,
-            block=batch.block_tokens,
-            partial=batch.first is not None,
-            shared_blocks=batch.shared,
-            max_error=error,
-            allowed=allowed[dtype],
-            fine=fine,
-        )
+        of = {"shape": shape.name, "dtype": str(dtype), "layout": layout, "block": block}
+        seen = {"max_error": error, "allowed": allowed[dtype], "fine": fine}
+        report.add("checks", number=number, **of, **kinds, shared_blocks=batch.shared, **seen)
     return wrong
 
 
@@ -206,10 +180,11 @@ class Run:
     """A case's tensors on the device. The same KV serves all layouts of its blocks: none, half or
     all backward, or blocks left early (every second one holds three quarters of its slots)."""
 
-    def __init__(self, case: Case, block: int, device, dtype) -> None:
+    def __init__(self, case: Case, device, dtype) -> None:
         import torch
 
-        self.case, self.block, self.device = case, block, device
+        block = BLOCK
+        self.case, self.device = case, device
         shape = case.shape
         lengths = np.asarray(case.lengths)
         self.width = int(-(-lengths.max() * 8 // (7 * block))) + 2
@@ -245,8 +220,8 @@ class Run:
         table = slots.entries_of(self.blocks, backward)
         first = None
         if layout == "partial":
-            counts = np.full(2 * self.num_blocks, self.block, np.int32)
-            counts[self.num_blocks // 2 : self.num_blocks] = self.block * 3 // 4
+            counts = np.full(2 * self.num_blocks, BLOCK, np.int32)
+            counts[self.num_blocks // 2 : self.num_blocks] = BLOCK * 3 // 4
             room = np.empty((len(table), self.width + 1), np.int32)
             first = torch.from_numpy(slots.first_positions(table, counts, room)).to(self.device)
         decodes = sum(n == 1 for n in self.case.new)
@@ -278,8 +253,8 @@ def measure(run: Callable[[], None], device, repeat_s: float) -> dict[str, float
     started = time.perf_counter()
     run()
     if device.type != "cuda":
-        took = [time.perf_counter() - started]
-        return {"median_us": statistics.median(took) * 1e6, "host_us": took[0] * 1e6}
+        took_us = (time.perf_counter() - started) * 1e6
+        return {"median_us": took_us, "host_us": took_us}
     import torch
     from triton.testing import do_bench
 
@@ -291,25 +266,20 @@ def measure(run: Callable[[], None], device, repeat_s: float) -> dict[str, float
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    low, median, high = do_bench(
-        graph.replay, warmup=25, rep=int(repeat_s * 1000), quantiles=[0.25, 0.5, 0.75]
-    )
+    quartiles = [0.25, 0.5, 0.75]
+    times_ms = do_bench(graph.replay, rep=int(repeat_s * 1000), quantiles=quartiles)
     calls = 20
     torch.cuda.synchronize()
     started = time.perf_counter()
     for _ in range(calls):
         run()
-    host = (time.perf_counter() - started) / calls
+    host_s = (time.perf_counter() - started) / calls
     torch.cuda.synchronize()
-    return {
-        "median_us": median * 1e3,
-        "low_us": low * 1e3,
-        "high_us": high * 1e3,
-        "host_us": host * 1e6,
-    }
+    low, median, high = (1e3 * t for t in times_ms)
+    return {"median_us": median, "low_us": low, "high_us": high, "host_us": host_s * 1e6}
 
 
-def time_all(report: Report, sizes: Sizes, block: int, device, dtype) -> None:
+def time_all(report: Report, sizes: Sizes, device, dtype) -> None:
     from twinserve.experiments.attention.stock import stock_kernels
 
     stock, missing = stock_kernels() if device.type == "cuda" else ({}, {"all": "no GPU"})
@@ -317,42 +287,30 @@ def time_all(report: Report, sizes: Sizes, block: int, device, dtype) -> None:
     for case in cases(sizes):
         if report.out_of_time:
             return
-        if case.kv_bytes(dtype.itemsize) > sizes.max_gib * 2**30:
-            report.add("times", **about(case), skipped=f"KV above {sizes.max_gib} GiB")
+        if case.kv_bytes(dtype.itemsize) > MAX_GIB * 2**30:
+            report.add("times", **about(case), skipped=f"KV above {MAX_GIB} GiB")
             continue
-        held = Run(case, block, device, dtype)
+        held = Run(case, device, dtype)
         kinds = {f"ours_{layout}": held.ours(layout) for layout in ("forward", "half", "partial")}
+        longest = max(case.lengths), max(case.new)
         for name, prepare in stock.items():
-            kinds[name] = prepare(
-                held.out,
-                held.query,
-                held.keys,
-                held.values,
-                held.batch("forward"),
-                max(case.lengths),
-                max(case.new),
-                held.scale,
-            )
+            tensors = held.out, held.query, held.keys, held.values, held.batch("forward")
+            kinds[name] = prepare(*tensors, *longest, held.scale)
         for name, run in kinds.items():
-            try:
-                figures = measure(run, device, sizes.repeat_s)
-            except Exception as error:  # noqa: BLE001 - the other kernels are still worth their time
-                report.add(
-                    "times",
-                    **about(case),
-                    kernel=name,
-                    failed=f"{type(error).__name__}: {error}"[:300],
-                )
-                continue
-            seconds = figures["median_us"] / 1e6
-            report.add(
-                "times",
-                **about(case),
-                kernel=name,
-                **{k: round(v, 2) for k, v in figures.items()},
-                kv_gb_per_s=round(case.kv_bytes(dtype.itemsize) / seconds / 1e9, 1),
-                tflops=round(case.flops() / seconds / 1e12, 2),
-            )
+            report.add("times", **about(case), kernel=name, **_timed(case, run, held, sizes))
+
+
+def _timed(case: Case, run: Callable[[], None], held: Run, sizes: Sizes) -> dict:
+    try:
+        figures = measure(run, held.device, sizes.repeat_s)
+    except Exception as error:  # noqa: BLE001 - the other kernels are still worth their time
+        return {"failed": f"{type(error).__name__}: {error}"[:300]}
+    seconds = figures["median_us"] / 1e6
+    return {
+        **{name: round(value, 2) for name, value in figures.items()},
+        "kv_gb_per_s": round(case.kv_bytes(held.keys.itemsize) / seconds / 1e9, 1),
+        "tflops": round(case.flops() / seconds / 1e12, 2),
+    }
 
 
 def about(case: Case) -> dict:
@@ -365,7 +323,7 @@ def about(case: Case) -> dict:
     }
 
 
-def tune(report: Report, sizes: Sizes, block: int, device, dtype) -> None:
+def tune(report: Report, sizes: Sizes, device, dtype) -> None:
     """Other tile sizes, warps and stages, on the longest prompt and the middle of the decode
     table."""
     from twinserve.backends.live.attention.launch import DECODE, PREFILL
@@ -380,57 +338,38 @@ def tune(report: Report, sizes: Sizes, block: int, device, dtype) -> None:
         "decode": (decode, DECODE, ((16,), (32, 64, 128), (2, 4, 8), (2, 3, 4))),
     }
     for which, (case, start, grid) in grids.items():
-        held = Run(case, block, device, dtype)
+        held = Run(case, device, dtype)
         for rows, tile, warps, stages in itertools.product(*grid):
             if report.out_of_time:
                 return
             tuning = replace(start, rows=rows, tile=tile, warps=warps, stages=stages)
-            try:
-                figures = measure(held.ours("half", **{which: tuning}), device, sizes.repeat_s)
-                report.add(
-                    "tuning",
-                    **about(case),
-                    **asdict(tuning),
-                    median_us=round(figures["median_us"], 2),
-                )
-            except Exception as error:  # noqa: BLE001 - too much shared memory, say; the next may do
-                report.add("tuning", **about(case), **asdict(tuning), failed=str(error)[:200])
+            # too much shared memory, say, fails; the next may do
+            found = _timed(case, held.ours("half", **{which: tuning}), held, sizes)
+            report.add("tuning", **about(case), **asdict(tuning), **found)
             if device.type != "cuda":
                 break  # one shows that it works
 
 
 # -- command ---------------------------------------------------------------------------------------
+OPTIONS: dict[str, dict] = {
+    "--out": {"type": Path, "default": Path("attention_kernel"), "help": "folder for the results"},
+    "--time-limit": {"type": float, "default": 540.0, "help": "seconds; no case is begun later"},
+    "--shapes": {"nargs": "*", "help": "only these: " + ", ".join(s.name for s in FULL.shapes)},
+    "--tune": {"action": "store_true", "help": "other tile sizes instead of timing all cases"},
+    "--dry-run": {"action": "store_true", "help": "tiny, on a CPU with TRITON_INTERPRET=1"},
+    "--compile": {
+        "type": int,
+        "metavar": "CC",
+        "help": "only compile, for this compute capability",
+    },
+}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0; 1 if a check failed; 2 if what it needs is missing."""
     parser = argparse.ArgumentParser(prog="attention_kernel", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("attention_kernel"), help="folder for the results"
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=540.0,
-        help="start no further case after so many seconds",
-    )
-    parser.add_argument(
-        "--block", type=int, default=16, choices=(16, 32), help="tokens a block, when timing"
-    )
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument(
-        "--shapes", nargs="*", help="only these: " + ", ".join(s.name for s in FULL.shapes)
-    )
-    parser.add_argument(
-        "--max-gib", type=float, default=FULL.max_gib, help="leave out cases with more KV"
-    )
-    parser.add_argument(
-        "--tune", action="store_true", help="try other tile sizes instead of timing all cases"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="tiny sizes, on a CPU with TRITON_INTERPRET=1"
-    )
-    parser.add_argument(
-        "--compile", type=int, metavar="CC", help="only compile, for this compute capability (90)"
-    )
+    for name, how in OPTIONS.items():
+        parser.add_argument(name, **how)
     options = parser.parse_args(arguments)
     try:
         import torch
@@ -441,40 +380,33 @@ def main(arguments: list[str] | None = None) -> int:
     if options.compile:
         from twinserve.experiments.attention.compile import compile_all
 
-        print(*compile_all(options.compile, options.dtype), sep="\n")
+        print(*compile_all(options.compile), sep="\n")
         return 0
-    if options.dry_run != bool(triton.knobs.runtime.interpret):
-        print("--dry-run and TRITON_INTERPRET=1 go together", file=sys.stderr)
-        return 2
-    if not (options.dry_run or torch.cuda.is_available()):
-        print("torch finds no GPU; --dry-run with TRITON_INTERPRET=1 needs none", file=sys.stderr)
-        return 2
-    device = torch.device("cpu" if options.dry_run else "cuda")
-    sizes = TINY if options.dry_run else replace(FULL, max_gib=options.max_gib)
+    sizes = TINY if options.dry_run else FULL
     if options.shapes:
         sizes = replace(sizes, shapes=tuple(s for s in sizes.shapes if s.name in options.shapes))
-        if not sizes.shapes:
-            print(f"--shapes {' '.join(options.shapes)}: no such shape", file=sys.stderr)
-            return 2
-    dtype = torch.float16 if options.dry_run else getattr(torch, options.dtype)
-    report = Report(
-        options.out,
-        options.time_limit,
-        device=torch.cuda.get_device_name()
-        if device.type == "cuda"
-        else f"CPU interpreter, {platform.machine()}",
-        versions={
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-        },
-        dtype=str(dtype),
-        block=options.block,
-    )
-    wrong = check(report, sizes, device)
-    (tune if options.tune else time_all)(report, sizes, options.block, device, dtype)
+    wrong = {
+        "--dry-run and TRITON_INTERPRET=1 go together": (
+            options.dry_run != bool(triton.knobs.runtime.interpret)
+        ),
+        "torch finds no GPU; --dry-run with TRITON_INTERPRET=1 needs none": (
+            not options.dry_run and not torch.cuda.is_available()
+        ),
+        f"--shapes {options.shapes}: no such shape": not sizes.shapes,
+    }
+    for said in [said for said, is_wrong in wrong.items() if is_wrong][:1]:
+        print(said, file=sys.stderr)
+        return 2
+    device = torch.device("cpu" if options.dry_run else "cuda")
+    dtype = torch.float16 if options.dry_run else torch.bfloat16
+    name = "CPU interpreter" if options.dry_run else torch.cuda.get_device_name()
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    about = {"device": name, "versions": versions, "dtype": str(dtype), "block": BLOCK}
+    report = Report(options.out, options.time_limit, **about)
+    failed = check(report, sizes, device)
+    (tune if options.tune else time_all)(report, sizes, device, dtype)
     report.results["complete"] = not report.out_of_time
     report.write()
-    if wrong:
-        print(f"{wrong} of {sizes.checks} checks failed", file=sys.stderr)
-    return int(wrong > 0)
+    if failed:
+        print(f"{failed} of {sizes.checks} checks failed", file=sys.stderr)
+    return int(failed > 0)

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from twinserve.experiments.attention.stock import flash3
 from twinserve.experiments.campaign.bench import BF16, Bench
 
 # hidden, intermediate, heads, KV heads, head size, vocabulary
@@ -109,15 +110,6 @@ def fp8(bench: Bench) -> None:
                 bench.row("fp8", names, tokens, n, k, f"e4m3 {how}", calls, flops, nbytes)
 
 
-def _flash3():
-    """vLLM's FlashAttention 3 on paged KV; None without it."""
-    try:
-        from vllm.vllm_flash_attn import flash_attn_interface as interface
-    except Exception:  # noqa: BLE001 - no vLLM, or one for another machine
-        return None
-    return interface.flash_attn_varlen_func if interface.FA3_AVAILABLE else None
-
-
 def _attend(bench: Bench, flash, heads, kv, size, new, context, batch, pool):
     """Calls of attention: each of `batch` requests has `new` query tokens after `context` of KV."""
     total = new + context
@@ -142,9 +134,7 @@ def _attend(bench: Bench, flash, heads, kv, size, new, context, batch, pool):
 
 def decode(bench: Bench) -> None:
     """One query token a request on paged KV: T requests of `k` tokens of context."""
-    flash = _flash3()
-    if flash is None:
-        raise RuntimeError("no paged attention without vLLM's FlashAttention 3")
+    flash = flash3()
     for heads, kv, size in HEADS:
         page = BLOCK * kv * size
         pool = [bench.randn(2 * 10**9 // page, BLOCK, kv, size) for _ in range(2)]
@@ -162,7 +152,10 @@ def decode(bench: Bench) -> None:
 
 def prefill(bench: Bench) -> None:
     """Causal attention of one prompt's T tokens after `k` tokens of context, and of several."""
-    flash = _flash3()
+    try:
+        flash = flash3()
+    except Exception:  # noqa: BLE001 - no vLLM, or one for another machine
+        flash = None
     alone = [(t, 0) for t in (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)]
     after = [(t, p) for t in (128, 512, 2048, 8192) for p in (2048, 8192, 32768)]
     for heads, kv, size in HEADS if not bench.cpu else ((4, 2, 16),):
