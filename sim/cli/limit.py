@@ -32,8 +32,10 @@ def limit(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The largest request rate, or number of clients, at which a server keeps its objectives; what
-    breaks first, and the curve of latency over load. Several settings or GPUs are compared.
+    """The largest request rate, or number of clients, at which a server keeps its objectives.
+
+    Also what breaks first, and the curve of latency over load. Several settings or GPUs are
+    compared.
 
     For example:
 

@@ -40,7 +40,7 @@ VERBS = {
     ),
     "study": (
         "twinserve.experiments.study.command:study",
-        "Run a study of this package: its grid of runs, its tables, plots and claims.",
+        "Run a study: its grid of runs, its tables, plots and claims.",
     ),
     "plan": (
         f"{_CLI}.plan:plan",
