@@ -165,6 +165,25 @@ def test_the_folder_has_ranges_and_the_errors_that_gave_them(written):
     assert all(low <= high for low, high in found.values()) and len(found) > 10
 
 
+def test_a_quiet_run_without_ranges_carries_what_to_expect_of_its_step_times(written, capsys):
+    profile = load_profile("llama-3.1-8b@h100")
+    expected = expected_errors(profile)
+    for name in ("run.json", "summary.json"):
+        (found,) = json.loads((written / "without" / name).read_text())["step_times"]
+        assert (found["profile"], found["form"]) == (profile.name, profile.step_model.form)
+        assert found["decode"]["error"] == expected.decode.error and found["decode"]["known"]
+        assert found["prefill"]["source"] == expected.prefill.source
+    words = ["-t", "fixed:400,20", "--requests", "5", "--rate", "20", "--json"]
+    ended(simulate_main, [*words, "--profile", "gpt-oss-20b@h100"])
+    (found,) = json.loads(capsys.readouterr().out)["step_times"]
+    assert found["decode"]["error"] > 0.2 and "points of servers" in found["decode"]["source"]
+    ended(main, ["report", str(written / "without"), "--out", str(written / "plain.html")])
+    assert (
+        "expected error of the step times of llama-3.1-8b@h100"
+        in (written / "plain.html").read_text()
+    )
+
+
 def test_the_run_itself_is_the_one_without_bars(written):
     with_bars, plain = (read_run(written / name) for name in ("with", "without"))
     assert with_bars.rows.requests.equals(plain.rows.requests)
