@@ -138,7 +138,7 @@ def plan(
     workers: int
         Processes; by default one for each core.
     out: Path
-        Folder for plan.json and pareto.png.
+        Folder for plan.json, pareto.png and start.sh.
     as_json: bool
         Print plan.json and nothing else.
     quiet: bool
@@ -146,7 +146,7 @@ def plan(
     """
     from twinserve.sim.plan.planner import Question, make_plan
     from twinserve.sim.plan.prices import load_prices
-    from twinserve.sim.plan.show import described, print_plan
+    from twinserve.sim.plan.show import described, print_plan, script
     from twinserve.sim.plan.waves import WAVE
     from twinserve.sim.results.files import dump_json, plain
     from twinserve.sim.results.folders import resolved, try_to_write
@@ -215,7 +215,10 @@ def plan(
     document = plain(described(found, table))
     text = dump_json(document)
     if file is not None:
-        write_together([*_pictures(document, file.parent), (file, text.encode())])
+        start = script(found)
+        scripts = [] if start is None else [(file.parent / "start.sh", start.encode())]
+        pictures = _pictures(document, file.parent)
+        write_together([*pictures, *scripts, (file, text.encode())])
     if as_json:
         sys.stdout.write(text)
     else:

@@ -15,6 +15,8 @@ from twinserve.traces.generators.tidal import DAY_S
 from twinserve.traces.transform import scale_rate, take_rows, window
 from twinserve.traces.workload import REAL_TIME, Workload, WorkloadError
 
+_LOADS = 120  # parts of the recording whose load is shown
+
 
 @dataclass(frozen=True)
 class Peak:
@@ -26,6 +28,7 @@ class Peak:
     tokens_per_s of the whole trace on the mean, prompt and output, as grown
     requests_per_s   of the peak, as grown
     trouble      what fails at its beginning; None: nothing
+    load         `at_s` and `tokens_per_s`: tokens that arrive in parts of the recording, as grown
     day          float64[1440]: tokens that arrive in each minute of its first day, as a share of
                  those of a minute of the peak, smoothed over a quarter of an hour; None: it is
                  shorter
@@ -38,6 +41,7 @@ class Peak:
     longest: int
     tokens_per_s: float
     requests_per_s: float
+    load: dict[str, list[float]]
     day: np.ndarray | None = None
     trouble: Trouble | None = None
 
@@ -108,9 +112,18 @@ def find_peak(
         whole.longest,
         tokens / whole.span_s * grow,
         len(judged) / judged.span_s,
+        _load_of(whole, grow),
         _day(whole, end - start, start),
         trouble,
     )
+
+
+def _load_of(whole: Workload, grow: float) -> dict[str, list[float]]:
+    known = ~np.isnan(whole.arrival_s)
+    tokens = (whole.prompt_tokens + whole.output_tokens)[known]
+    sums, edges = np.histogram(whole.arrival_s[known], _LOADS, weights=tokens)
+    rates = sums / np.diff(edges) * grow
+    return {"at_s": edges[:-1].round(3).tolist(), "tokens_per_s": rates.round(3).tolist()}
 
 
 def _day(whole: Workload, peak_s: float, start_s: float) -> np.ndarray | None:

@@ -14,8 +14,10 @@ from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.closer import Sized
 from twinserve.sim.plan.commands import deadlines_told, serve_command
 from twinserve.sim.plan.day import Day
+from twinserve.sim.plan.decision import decide, decided, decision_lines
 from twinserve.sim.plan.planner import Closer, Plan, Row, least_slack
 from twinserve.sim.plan.prices import Prices
+from twinserve.sim.plan.start import placed, start_script
 from twinserve.sim.plan.trial import Memory
 from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.results.options import Objective, spoken
@@ -30,6 +32,8 @@ def print_plan(plan: Plan, prices: Prices, console: Console | None = None) -> No
     console = console or Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _WIDEST)
+    for line in decision_lines(plan):
+        console.print(line, markup=False, style="bold")
     for line in head_lines(plan):
         console.print(line, markup=False)
     for line in warnings(plan):
@@ -142,7 +146,7 @@ def foot_lines(plan: Plan, prices: Prices) -> list[str]:
     lines += apart_lines(plan)
     if plan.question.pool and plan.best is not None:
         lines += day_lines(plan)
-    return [*lines, *_price_lines(plan, prices), *map(str, plan.savings)]
+    return [*lines, *start_lines(plan), *_price_lines(plan, prices), *map(str, plan.savings)]
 
 
 def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
@@ -163,7 +167,20 @@ def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
         lines.append("  one replica keeps the objectives at no rate that was tried")
     else:
         lines.append(f"  one replica alone keeps {closer.rate_of_one:.0%} of the peak's rate")
-    return [*lines, "  to start it:", *(f"    {line}" for line in commands(plan, best))]
+    return lines
+
+
+def start_lines(plan: Plan) -> list[str]:
+    """How to start what is to be bought; `--out` writes the script."""
+    found = decide(plan)
+    if found is None:
+        return []
+    best, _ = found
+    router = f"; the router: twinserve route --router {best.row.candidate.router}"
+    servers = commands(plan, best.row, best.replicas)
+    return [f"to start {best.named(best.replicas)} (start.sh of --out{router}):"] + [
+        f"  {line}" for line in servers
+    ]
 
 
 def apart_lines(plan: Plan) -> list[str]:
@@ -200,14 +217,27 @@ def day_lines(plan: Plan) -> list[str]:
     ]
 
 
-def commands(plan: Plan, row: Row) -> list[str]:
-    """One a replica."""
+def commands(plan: Plan, row: Row, replicas: int | None = None) -> list[str]:
+    """One a replica, with its GPUs. replicas: instead of the row's."""
+    return [line for _, line in placed(_served(plan, row, replicas), row.candidate.tp)]
+
+
+def script(plan: Plan) -> str | None:
+    """start.sh; None: nothing is to be bought."""
+    found = decide(plan)
+    if found is None:
+        return None
+    row, n = found[0].row, found[0].replicas
+    return start_script(_served(plan, row, n), row.candidate.tp, row.candidate.router)
+
+
+def _served(plan: Plan, row: Row, replicas: int | None = None) -> list[str]:
     slo = tuple(
         next((o.bound_s for o in plan.objectives if o.metric == metric), None)
         for metric in ("ttft", "tpot")
     )
-    longest = _longest(plan)
-    return [serve_command(row.candidate, i, slo, longest) for i in range(row.replicas or 0)]  # type: ignore[arg-type]
+    longest, count = _longest(plan), replicas or row.replicas or 0
+    return [serve_command(row.candidate, i, slo, longest) for i in range(count)]  # type: ignore[arg-type]
 
 
 def named(candidate: Candidate, plan: Plan) -> str:
@@ -358,6 +388,7 @@ def described(plan: Plan, prices: Prices) -> dict[str, Any]:
     document = {
         "question": asdict(plan.question),
         "asked": head_lines(plan),
+        "decision": decided(plan),
         "objectives": [asdict(objective) for objective in plan.objectives],
         "peaks": [
             {
@@ -367,6 +398,7 @@ def described(plan: Plan, prices: Prices) -> dict[str, Any]:
                 "requests": len(peak.judged),
                 "requests_per_s": peak.requests_per_s,
                 "mean_tokens_per_s": peak.tokens_per_s,
+                "load": peak.load,
             }
             for peak in plan.peaks
         ],

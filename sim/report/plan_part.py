@@ -84,6 +84,12 @@ _DAY = Shape(
     },
     null=True,
 )
+_NUMBERS = Shape("list", rest=_NUMBER)
+_PEAK = Shape(
+    "object",
+    needed={"trace": _TEXT, "window_s": _NUMBERS, "judged_since_s": _NUMBER},
+    known={"load": Shape("object", needed={"at_s": _NUMBERS, "tokens_per_s": _NUMBERS})},
+)
 SHAPE = Shape(
     "object",
     needed={
@@ -93,6 +99,9 @@ SHAPE = Shape(
     },
     known={
         "asked": Shape("list", rest=_TEXT),
+        "decision": Shape("object", needed={"lines": Shape("list", rest=_TEXT)}, null=True),
+        "prices": Shape("object", rest=Shape("object")),
+        "peaks": Shape("list", rest=_PEAK),
         "day": _DAY,
         "closer": _CLOSER,
         "warnings": Shape("list", rest=_TEXT),
@@ -119,10 +128,12 @@ def plan_part(found: Found) -> Part:
     rows = document["rows"]
     question = document["question"]
     ranked = "dollars" if document["ranked_by"] == "usd" else "GPUs"
+    decision = document.get("decision") or {"lines": []}
     asked = [f"{question['model']}, ranked by {ranked}", *document.get("asked", [question["slo"]])]
     said = [*document.get("warnings", ()), *document.get("notices", ())]
-    blocks: list[Block] = [*map(paragraph, asked), *map(note, said)]
-    blocks += [_table(rows), *(c for c in plan_charts(document) if c.curves)]
+    blocks: list[Block] = [*map(heading, decision["lines"][:1])]
+    blocks += [*map(paragraph, [*decision["lines"][1:], *asked]), *map(note, said)]
+    blocks += [_table(rows), *_load(document), *(c for c in plan_charts(document) if c.curves)]
     blocks += [paragraph(one["line"]) for one in document.get("savings", ())]
     blocks += _around(rows)
     never = [f"{_name(row, rows)}: {row['reason']}" for row in rows if row["status"] == "never"]
@@ -132,6 +143,10 @@ def plan_part(found: Found) -> Part:
     ]
     if never:
         blocks.append(folded("left out, and why", map(paragraph, never)))
+    prices = document.get("prices", {})
+    known = [p for gpu, p in prices.items() if any(row["gpu"] == gpu for row in rows)]
+    if known:
+        blocks += [heading("Prices of one GPU for an hour"), _prices(known)]
     for row in rows:
         if row["commands"]:
             lines = listing("\n".join(row["commands"]))
@@ -139,6 +154,33 @@ def plan_part(found: Found) -> Part:
     blocks += _day(document.get("day"))
     blocks += [heading("To run it again"), listing(again(question))]
     return Part(f"Plan {found.label}", tuple(blocks))
+
+
+def _prices(prices: Sequence[Mapping]):
+    names = ("gpu", "usd_per_hour", "provider", "product", "source", "date")
+    head = ["GPU", "$", *names[2:]]
+    return table(head, [[str(price.get(name, "")) for name in names] for price in prices])
+
+
+def _load(document: Mapping) -> Iterator[Chart]:
+    """Tokens over time of each trace, with the peak that is judged."""
+    for peak in document.get("peaks", ()):
+        load = peak.get("load")
+        if load:
+            at, rate = np.array(load["at_s"]), np.array(load["tokens_per_s"])
+            grow = document["question"].get("grow", 1.0)
+            begin = peak["window_s"][0] + peak["judged_since_s"] * grow
+            marks = ((begin, "peak begins"), (peak["window_s"][1], "peak ends"))
+            yield Chart(
+                "plan-load",
+                f"Load over time, {peak['trace']}",
+                "seconds of the recording",
+                "tokens a second, prompt and output",
+                (Curve("load", at, rate, 0, "step"),),
+                f"Tokens that arrive a second, highest {number(float(rate.max()))}; judged from "
+                f"{begin:,.0f} to {peak['window_s'][1]:,.0f} s.",
+                marks=marks,
+            )
 
 
 def _enough(rows: Sequence[Mapping]) -> list[Mapping]:

@@ -310,7 +310,7 @@ def test_a_plan_is_that_of_the_command(asked, capsys):
     assert found.best is not None and found.best["commands"]
     assert found.table.gpu.tolist() == [row["gpu"] for row in found.document["rows"]]
     assert found.best["gpu"] in repr(found) and "\n" not in repr(found)
-    assert "to start it:" in str(found) and "<pre " in found._repr_html_()
+    assert "to start " in str(found) and "<pre " in found._repr_html_()
     assert found.plot().figure.axes
 
 

@@ -143,7 +143,7 @@ def test_without_a_price_gpus_decide_and_that_is_said(trace):
     assert not found.priced and found.best.gpus == 1
     said = "\n".join(foot_lines(found, read_prices(prices, "prices")))
     assert "$/hour of l40s is not known: ranked by GPUs" in said
-    assert "left out" not in said and "to start it" in said
+    assert "left out" not in said and "to start 1 A100-40G" in said
 
 
 @pytest.mark.slow
@@ -208,13 +208,17 @@ def test_the_command_prints_a_table_and_writes_the_same_numbers(trace, tmp_path,
     best = kept["rows"][0]
     assert best["status"] == "enough" and len(best["commands"]) == best["replicas"]
     assert f"{best['usd_per_hour']:,.2f}" in shown and best["commands"][0] in shown
+    assert shown.startswith(kept["decision"]["lines"][0])
     sizes = kept["closer"]["sizes"]
     assert sizes[0]["replicas"] == best["replicas"] and kept["prices"]["l40s"]["source"] in shown
     below = kept["closer"]["below"]
     assert (below is None) == (best["replicas"] == 1)
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["pareto.png", "plan.json"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        *("pareto.png", "plan.json", "start.sh")
+    ]
     page = write_report([tmp_path / "out"], tmp_path / "p.html").read_text()
     assert all(command in unescape(page) for command in best["commands"])
+    assert kept["decision"]["lines"][0] in unescape(page) and 'data-key="plan-load"' in page
 
 
 @pytest.mark.slow

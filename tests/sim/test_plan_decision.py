@@ -1,0 +1,101 @@
+"""What a plan says to buy, and the script that starts it."""
+
+from __future__ import annotations
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from twinserve.sim.plan.candidates import Candidate
+from twinserve.sim.plan.decision import decide, decision_lines
+from twinserve.sim.plan.planner import Closer, Row
+from twinserve.sim.plan.start import start_script
+
+
+def row(gpu: str, usd: float | None, n: int, fast, slow, answers="meets", tp: int = 1) -> Row:
+    """With sizes from `n` on, of these answers."""
+    names = ("gpu", "tp", "policy", "router", "usd_per_hour")
+    candidate = SimpleNamespace(**dict(zip(names, (gpu, tp, "vllm", "random", usd), strict=True)))
+    sizes = tuple(
+        SimpleNamespace(replicas=n + i, answer=answer) for i, answer in enumerate(answers.split())
+    )
+    closer = Closer(sizes, None, fast, slow, "12 %", None, 1, 8 * n)  # type: ignore[arg-type]
+    asked: Candidate = candidate  # type: ignore[assignment]
+    return Row(asked, "enough", n, usd_per_hour=usd and usd * n, closer=closer)
+
+
+def plan(*rows: Row, priced: bool = True, survive: int = 0):
+    question = SimpleNamespace(survive=survive, policies=("vllm",))
+    return SimpleNamespace(rows=rows, priced=priced, question=question)
+
+
+L40S, H100 = row("l40s", 1.09, 3, 2, 4), row("h100", 3.49, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "bought"),
+    [
+        ((L40S, H100), (H100, 1)),  # four at 4.36 are dearer than one at 3.49
+        ((L40S, row("h100", 4.5, 1, 1, 1)), (L40S, 3)),
+        ((row("l40s", 1.09, 3, 2, None), H100), (H100, 1)),  # never enough, if steps take longer
+        ((row("l40s", 1.0, 2, 2, 3, "undecided meets"), H100), (0, 3)),
+        ((row("l40s", 1.0, 2, 2, 3, "undecided undecided"), H100), (0, 2)),
+    ],
+)
+def test_it_is_cheapest_by_the_number_that_the_range_needs(rows, bought):
+    best, first = decide(plan(*rows))
+    assert first.row is rows[0]
+    assert best.row is (rows[0] if bought[0] == 0 else bought[0]) and best.replicas == bought[1]
+
+
+def test_without_a_price_gpus_decide():
+    rows = row("l40s", None, 3, 2, 4), row("h100", None, 1, 1, 2, tp=2)
+    assert decide(plan(*rows, priced=False))[0].row is rows[0]  # 4 GPUs and 4: the first
+    assert "$" not in " ".join(decision_lines(plan(*rows, priced=False)))
+
+
+def test_it_is_said_with_the_reason():
+    assert decision_lines(plan(L40S, H100)) == [
+        "Buy 1 H100 (1 x TP1): $3.49 an hour, about $2,550 a month; 1 replica if step times are "
+        "off",
+        "Not the first row: 3 L40S (3 x TP1) at $3.27 may need 4 replicas, $4.36, if steps take "
+        "longer by the expected error",
+    ]
+    (line,) = decision_lines(plan(row("h100", 3.49, 5, 4, 6, tp=2), survive=1))
+    assert line.startswith("Buy 10 H100 (5 x TP2, one may fail): $17.45 an hour")
+    assert line.endswith("; 4 to 6 replicas if step times are off")
+    assert decision_lines(plan()) == []
+
+
+@pytest.mark.parametrize(("replicas", "tp"), [(1, 1), (5, 2), (3, 8)])
+def test_the_script_starts_each_server_once_on_gpus_of_its_own(replicas, tp, tmp_path):
+    """With programs in place of vllm and twinserve that say how they were called."""
+    for name in ("vllm", "twinserve"):
+        said = f'#!/bin/sh\necho "{name} $CUDA_VISIBLE_DEVICES $*"\n'
+        (tmp_path / name).write_text(said)
+        (tmp_path / name).chmod(0o755)
+    commands = [f"vllm serve m --port {8000 + i}" for i in range(replicas)]
+    file = tmp_path / "start.sh"
+    file.write_text(start_script(commands, tp, "llm-d:prefix=5,age=0.2"))
+
+    def started(*words: str) -> list[str]:
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        done = subprocess.run(
+            ["/bin/sh", file, *words], capture_output=True, text=True, check=True, env=env
+        )
+        return done.stdout.splitlines()
+
+    hosts = -(-replicas * tp // 8)
+    servers = [sorted(started(str(host))) for host in range(hosts)]
+    assert sum(map(len, servers)) == replicas
+    for lines in servers:
+        gpus = [gpu for line in lines for gpu in line.split()[1].split(",")]
+        assert len(set(gpus)) == len(gpus) == tp * len(lines) and set(gpus) <= set("01234567")
+    (router,) = started("router", *(f"host{h}" for h in range(hosts)))
+    assert "--router llm-d:prefix=5,age=0.2" in router
+    workers = [word.partition("=")[2] for word in router.split() if "worker" in word]
+    ports = [
+        f"http://host{h}:{line.split()[-1]}" for h, lines in enumerate(servers) for line in lines
+    ]
+    assert workers == ports
