@@ -15,7 +15,13 @@ from twinserve.native.chosen import columns
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Preemption, StepOutcome, StepPlan
 from twinserve.policies.requests import FIRST_ROWS, RequestTable
-from twinserve.profiles.composition import STEADY, Churn, StepComposition, StepTimeModel
+from twinserve.profiles.composition import (
+    NO_PREFILLS,
+    STEADY,
+    Churn,
+    StepComposition,
+    StepTimeModel,
+)
 
 _BEFORE_STEP, _STEP, _REQUEST = Hold.BEFORE_STEP, Hold.STEP, Hold.REQUEST  # to look up once
 
@@ -129,7 +135,9 @@ class SimulatedBackend(Backend):
         seconds = self.model.decode_run_seconds(
             work.decode_requests, work.decode_context, work.decode_context_max, steps
         )
-        if work.churn != STEADY:  # a request may also come back beside an unchanged batch
+        if (
+            self.watches_churn and work.churn != STEADY
+        ):  # a request may also come back beside an unchanged batch
             seconds[0] = self.model.step_seconds(work)
         return seconds
 
@@ -185,10 +193,10 @@ class SimulatedBackend(Backend):
         if self._fetched:
             first = [row for row in rows.tolist() if row in self._fetched]
             self._fetched.difference_update(first)
-        n, context, longest, *prefills = columns.pooled(
-            self.requests, rows, plan.tokens, emitting, first
-        )
-        return StepComposition(n, context, longest, *prefills)
+        found = columns.pooled(self.requests, rows, plan.tokens, emitting, first)
+        if len(found) == 3:
+            found = *found, NO_PREFILLS, NO_PREFILLS  # a default made by a call takes longer
+        return StepComposition(*found)
 
     def _churn(self, plan: StepPlan, work: StepComposition) -> Churn:
         batch = sorted(plan.rows.tolist()), not len(work.prefill_new)

@@ -33,7 +33,7 @@ def lacking(requests, rows):
     return rows_out[:some], computed_out[:some], wanted_out[:some]
 
 
-def decoding(requests, rows, tokens):
+def decoding(requests, rows, tokens, bint alone=False):
     cdef cnp.ndarray rows_in = whole(rows), tokens_in = whole(tokens)
     cdef int64_t* row = rows_of(rows_in, requests)
     cdef int64_t* new = ints(tokens_in)
@@ -43,7 +43,7 @@ def decoding(requests, rows, tokens):
     cdef Py_ssize_t i
     same_length(rows_in, tokens_in)
     for i in range(size(rows_in)):
-        if new[i] == 1 and (
+        if (alone and new[i] > 1) or new[i] == 1 and (
             output[row[i]] <= 0 or computed[row[i]] + 1 != prompt[row[i]] + output[row[i]]
         ):
             return False

@@ -10,7 +10,9 @@ cimport numpy as cnp
 from libc.stdint cimport int8_t, int32_t, int64_t
 from libc.string cimport memcpy
 
-from twinserve.native.arrays cimport ints, new_ints, short_ints, size, tiny_ints, whole
+from twinserve.native.arrays cimport (
+    ints, new_ints, rows_of, short_ints, size, tiny_ints, whole
+)
 
 cnp.import_array()
 
@@ -47,6 +49,30 @@ cdef cnp.ndarray contents_of(ledger, int64_t row):
     if found is None:
         found = ledger.table.prefix[row]
     return NOTHING if found is None else whole(found)
+
+
+def block_growth(ledger, rows, Py_ssize_t steps):
+    """`KvLedger.block_growth`. None: a row has more tokens than memory, an error, and Python's to
+    raise."""
+    cdef cnp.ndarray row_array = whole(rows), out = new_ints(steps)
+    cdef int64_t* row = rows_of(row_array, ledger._held)
+    cdef int64_t* held = ints(ledger._held)
+    cdef int64_t* computed = ints(ledger.table.computed_tokens)
+    cdef int64_t* taken = ints(out)
+    cdef int64_t block_tokens = ledger.block_tokens, room
+    cdef Py_ssize_t i
+    rows_of(row_array, ledger.table)
+    for i in range(steps):
+        taken[i] = 0
+    for i in range(size(row_array)):
+        room = held[row[i]] * block_tokens - computed[row[i]]
+        if room < 0:
+            return None
+        if room < steps:
+            taken[room] += 1
+    for i in range(block_tokens, steps):
+        taken[i] += taken[i - block_tokens]
+    return out
 
 
 # -- changes ---------------------------------------------------------------------------------------
@@ -132,6 +158,18 @@ def grow_all(ledger, rows, tokens):
             if upto[i] // block_tokens > published[row[i]]:
                 publish(ledger, ledger._tables[row[i]], row[i], upto[i] // block_tokens)
     return True
+
+
+def extend(ledger, rows, int64_t steps):
+    """`PagedLedger.grow_all` by `steps` tokens beyond those computed."""
+    cdef cnp.ndarray row_array = whole(rows), upto = new_ints(size(row_array))
+    cdef int64_t* row = rows_of(row_array, ledger.table)
+    cdef int64_t* computed = ints(ledger.table.computed_tokens)
+    cdef int64_t* tokens = ints(upto)
+    cdef Py_ssize_t i
+    for i in range(size(row_array)):
+        tokens[i] = computed[row[i]] + steps
+    return grow_all(ledger, row_array, upto)
 
 
 cdef int append(

@@ -18,8 +18,11 @@ def lacking(requests, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
     return rows, computed, wanted
 
 
-def decoding(requests, rows: np.ndarray, tokens: np.ndarray) -> bool:
-    """Whether each row that computes one token computes the one after its last emitted one."""
+def decoding(requests, rows: np.ndarray, tokens: np.ndarray, alone: bool = False) -> bool:
+    """Whether each row that computes one token computes the one after its last emitted one; alone:
+    and no row computes more."""
+    if alone and max(tokens.tolist(), default=0) > 1:
+        return False
     rows = rows[tokens == 1]
     after = requests.computed_tokens[rows] + 1 == requests.known_tokens(rows)
     return np.count_nonzero(after & (requests.output_tokens[rows] > 0)) == len(rows)

@@ -123,6 +123,23 @@ class StepPlan:
     chunked: bool = False
     valid_until_s: float = math.inf
 
+    def once(self) -> StepPlan:
+        """The same for one step."""
+        return StepPlan(
+            self.rows,
+            self.tokens,
+            self.admitted,
+            self.preempted,
+            self.swapped_in,
+            self.fetched,
+            self.begun,
+            self.offload,
+            self.moves,
+            0,
+            self.chunked,
+            self.valid_until_s,
+        )
+
     def __bool__(self) -> bool:
         return len(self.rows) > 0
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-_NONE = np.zeros(0, np.int64)
+NO_PREFILLS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class StepComposition:
     decode_requests: int = 0
     decode_context: int = 0
     decode_context_max: int = 0
-    prefill_new: np.ndarray = field(default_factory=lambda: _NONE)
-    prefill_resident: np.ndarray = field(default_factory=lambda: _NONE)
+    prefill_new: np.ndarray = field(default_factory=lambda: NO_PREFILLS)
+    prefill_resident: np.ndarray = field(default_factory=lambda: NO_PREFILLS)
     churn: Churn = STEADY
 
     @property

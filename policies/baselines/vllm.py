@@ -142,8 +142,8 @@ class VllmPolicy(Policy[VllmOptions]):
             wanted = np.minimum(wanted, cap)
         total = sum(wanted.tolist())
         if total > budget:
-            used = np.cumsum(wanted)
-            last = int(np.searchsorted(used, budget))  # the request that the budget ends in
+            used = wanted.cumsum()
+            last = int(used.searchsorted(budget))  # the request that the budget ends in
             rows, computed, wanted = (
                 rows[: last + 1],
                 computed[: last + 1],
@@ -306,5 +306,6 @@ class VllmPolicy(Policy[VllmOptions]):
     def _join(self, plan: StepPlan, rows: list[int], tokens: list[int]) -> None:
         if rows:
             self._rows = None
-            plan.rows = np.concatenate([plan.rows, np.array(rows, np.int64)])
-            plan.tokens = np.concatenate([plan.tokens, np.array(tokens, np.int64)])
+            if len(plan.rows):
+                rows, tokens = plan.rows.tolist() + rows, plan.tokens.tolist() + tokens
+            plan.rows, plan.tokens = np.array(rows, np.int64), np.array(tokens, np.int64)

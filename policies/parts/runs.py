@@ -24,9 +24,7 @@ def decodes_only(plan: StepPlan, requests: RequestTable) -> bool:
     """Every row computes the one token after its last emitted one, and nothing else happens."""
     if plan.admitted or plan.preempted or plan.swapped_in or plan.moves or not len(plan.rows):
         return False
-    if max(plan.tokens.tolist()) > 1:  # part of a prompt, which is seen at once
-        return False
-    return columns.decoding(requests, plan.rows, plan.tokens)
+    return columns.decoding(requests, plan.rows, plan.tokens, True)
 
 
 def further_decodes(plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> int:
@@ -47,9 +45,11 @@ def further_steps(plan: StepPlan, requests: RequestTable, ledger: KvLedger, shut
     row, even if more of its text came to be cached (no seat is left, or no token; or no row waits).
     """
     rows, tokens = plan.rows, plan.tokens
-    if not len(rows) or max(tokens.tolist()) == 1:
-        return further_decodes(plan, requests, ledger)
-    if not shut or not ledger.runs_of_chunks or plan.preempted or plan.swapped_in:
+    if further := further_decodes(plan, requests, ledger):
+        return further
+    if not len(rows) or max(tokens.tolist()) == 1 or not shut:
+        return 0
+    if not ledger.runs_of_chunks or plan.preempted or plan.swapped_in:
         return 0
     hits = dict(plan.admitted)  # the table shows them when the plan is made
     chunks, most = [], LONGEST_MIXED_RUN - 1

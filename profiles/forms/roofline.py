@@ -119,7 +119,8 @@ class RooflineModel(StepTimeModel):
     def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
         """float64[steps], seconds; bit-identical to `step_seconds` since only the last sum depends
         on the step."""
-        attended = (context + n) + n * np.arange(steps, dtype=np.int64)
+        first = context + n
+        attended = np.arange(first, first + n * steps, n, np.int64) if n else np.full(steps, first)
         return self._without_decode_kv(n, n, 0.0) + self._decode_kv(attended, n)
 
     def _decode_kv(self, attended, n: int):

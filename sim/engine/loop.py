@@ -330,7 +330,7 @@ class Engine:
         if core.asynchronous and plan.valid_for and (overhead or self._news):
             # It stands for one step: what has happened since is not in it, or the next one may take
             # longer than the step.
-            plan = replace(plan, valid_for=0)
+            plan = plan.once()
         if self._since_s is not None:
             overhead = max(0.0, self._since_s + overhead - now)
         until_s = now if self.tier is None else self.tier.begin(plan)

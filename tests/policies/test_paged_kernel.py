@@ -87,13 +87,24 @@ def change_at_random(seed: int) -> None:
         more = np.where(known > 0, known, rng.integers(0, 7, len(rows)))
         upto = table.computed_tokens[rows] + more
         if both.grow_all(rows, upto):
-            table.computed_tokens[rows] = upto
-            short = np.maximum(upto + 1 - table.known_tokens(rows), 0)
-            table.output_tokens[rows] += short
-            table.in_flight[rows] = ahead & (short > 0)
+            computed(rows, upto)
+
+    def computed(rows: np.ndarray, upto: np.ndarray) -> None:
+        table.computed_tokens[rows] = upto
+        short = np.maximum(upto + 1 - table.known_tokens(rows), 0)
+        table.output_tokens[rows] += short
+        table.in_flight[rows] = ahead & (short > 0)
+
+    def run() -> None:
+        rows = rng.permutation(holding)[: rng.integers(1, 6)].astype(np.int64)
+        quick, plain = (ledger.block_growth(rows, 11).tolist() for ledger in both.ledgers)
+        assert quick == plain
+        if steps := both.decode_steps(rows, 9):
+            both.extend(rows, steps)
+            computed(rows, table.computed_tokens[rows] + steps)
 
     for _ in range(CHANGES):
-        kind = rng.integers(7)
+        kind = rng.integers(8)
         if kind < 2:
             prompt = int(rng.integers(1, 40))
             admit(
@@ -108,6 +119,8 @@ def change_at_random(seed: int) -> None:
             admit(dropped.pop(int(rng.integers(len(dropped)))))
         elif kind < 5 and holding:
             grow()
+        elif kind == 7 and holding:
+            run()
         elif kind == 5 and holding:
             row = holding.pop(int(rng.integers(len(holding))))
             if rng.random() < 0.3:

@@ -56,6 +56,8 @@ def test_each_function_does_as_its_twin(seed):
         some, computed, wanted = same("lacking", rows)
         same("decoding", rows, tokens)
         same("decoding", some, wanted)
+        same("decoding", rows, tokens, True)
+        same("decoding", some, np.ones_like(wanted), True)
         emitting = same("emitting", rows, tokens)
         emitted = rows[emitting]
         same("leaving", rows, emitting, ours.output_tokens + rng.integers(1, 5, 30))

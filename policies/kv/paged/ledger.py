@@ -261,8 +261,18 @@ class PagedLedger(UndoLedger):
         if np.count_nonzero(filled):
             self._publish_each(rows[filled], full[filled])
 
+    def block_growth(self, rows: np.ndarray, steps: int) -> np.ndarray:
+        if self._kernel is not None:
+            growth = self._kernel.block_growth(self, rows, steps)
+            if growth is not None:
+                return growth
+        return super().block_growth(rows, steps)
+
     def extend(self, rows: np.ndarray, steps: int) -> None:
-        if not self.grow_all(rows, self.table.computed_tokens[rows] + steps):
+        done = None if self._kernel is None else self._kernel.extend(self, rows, steps)
+        if done is None:
+            done = self.grow_all(rows, self.table.computed_tokens[rows] + steps)
+        if not done:
             raise LedgerError(
                 f"{steps} steps of {len(rows)} rows do not fit into {self.pool.free} free blocks"
             )
