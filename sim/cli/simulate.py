@@ -176,7 +176,7 @@ def simulate(
         results = dict(done)
         for spec, result in run_each(
             replace(inputs, policies=missing),
-            progress.report,
+            None if quiet or as_json else progress.report,
             options,
             decisions,
             begin=progress.begin,

@@ -21,6 +21,8 @@ def describe_kv(rows: RunRows) -> dict:
     total = rows.kv_total_blocks or None
     used, seconds = steps.used, steps.seconds
     peak = int(used.max()) if len(used) else None
+    best_effort = int(steps.each("kv_be_blocks").max()) if len(used) else None
+    real_time = int(steps.each("kv_rt_blocks").max()) if best_effort else peak
     mean = _weighted_mean(used, seconds)
     peak_use = None if peak is None or total is None else peak / total
     mean_use = None if mean is None or total is None else mean / total
@@ -38,8 +40,8 @@ def describe_kv(rows: RunRows) -> dict:
         "peak_use": peak_use,
         "mean_used_blocks": mean,
         "mean_use": mean_use,
-        "peak_rt_blocks": int(steps.each("kv_rt_blocks").max()) if len(used) else None,
-        "peak_be_blocks": int(steps.each("kv_be_blocks").max()) if len(used) else None,
+        "peak_rt_blocks": real_time,
+        "peak_be_blocks": best_effort,
         "preemptions": {
             "recompute": int(steps.first("preempted_recompute").sum()),
             "swap": int(steps.first("preempted_swap").sum()),
