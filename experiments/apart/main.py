@@ -24,7 +24,7 @@ GRID = Grid(
     },
     few={"prompt": (4096,), "load": (0.6,)},
 )
-PAYS, LOSES, SAME = WORDS = ("pays", "loses", "cannot be told")
+PAYS, LOSES, SAME = WORDS = ("pays", "loses", "not significant")
 # A row for each prompt length, load, objective and split. together, apart: shares of requests that
 # keep the objective, of four GPUs that do both and of the split
 TABLE = Table(

@@ -105,7 +105,7 @@ def metrics(run: RunResult) -> dict[str, Any]:
     shares; `be_rps` counts best-effort requests that ended while real-time ones arrived.
 
     saturated, unclear  1 where the queue of real-time requests grows for as long as they arrive,
-                        or where that cannot be told (`sim.results.saturation`), else 0
+                        or where that is unclear (`sim.results.saturation`), else 0
     growth_rps          by how many requests a second that queue grows; nan where it is unclear
     """
     summary = run.summary

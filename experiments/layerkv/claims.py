@@ -386,7 +386,7 @@ WHY_BREAKDOWN = (
 WHY_CONTEXT = (
     "The gain is largest where vLLM's memory is just too small: vLLM's queue then grows to the "
     "end of the run and LayerKV's does not. With more memory it shrinks, and below vLLM's capacity "
-    "(0.2 requests/s) it cannot be told from none (figure `settings`)."
+    "(0.2 requests/s) it does not differ significantly from none (figure `settings`)."
 )
 WHY_CONTEXT_THROUGHPUT = (
     "The rate is far beyond capacity at long contexts. Lower, where steps fetch layers for "

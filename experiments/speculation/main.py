@@ -27,7 +27,7 @@ ENGINES = ("llama-3.1-8b@h100", "qwen2.5-14b@a100-40g:tp2", "llama-3.1-70b@h100:
 RATES = "rates=0.622/0.356/0.203"
 DRAFTED = {"eagle": f"k=3,method=eagle,{RATES}", "ngram": f"k=3,method=ngram,{RATES}"}
 BATCHES = {"chat": (1, 16, 64, 128, 192, 256, 384), "documents": (1, 8, 16, 32, 48)}
-PAYS, LOSES, OPEN = WORDS = ("pays", "loses", "cannot be told")
+PAYS, LOSES, OPEN = WORDS = ("pays", "loses", "not significant")
 GRIDS = [
     Grid(
         {

@@ -28,11 +28,15 @@ from twinserve.sim.sweep.statistics import shown
 from twinserve.traces.write import write_atomically
 
 CLAIMS_FILE, TEXT_FILE = "claims.json", "report.md"
-BEFORE = {"direction agrees": "direction only", "within the spread": "cannot be told"}
+BEFORE = {
+    "direction agrees": "direction only",
+    "within the spread": "not significant",
+    "cannot be told": "not significant",
+}
 
 
 def _judged_before(said: dict) -> dict:
-    """Claims of version 1 in words of today. Sizes were not told apart, nor amounts from
+    """Claims of versions 1 and 2 in words of today. Sizes were not told apart, nor amounts from
     effects."""
     words = [claim["verdict"] for claim in said["claims"]]
     claims = zip(said["claims"], words, strict=True)
@@ -40,9 +44,12 @@ def _judged_before(said: dict) -> dict:
 
 
 # Of the folder of a figure: claims.json has the number, and stands for table.csv beside it.
-# Version 2 has other words for verdicts, and `directed` of each claim.
+# Versions 2 and 3 have other words for verdicts, and 2 `directed` of each claim.
 FIGURES: Format[dict] = Format(
-    "figures of studies", version=2, by="name the figure again", upgrades=(same, _judged_before)
+    "figures of studies",
+    version=3,
+    by="name the figure again",
+    upgrades=(same, _judged_before, _judged_before),
 )
 SEEDS = 3
 

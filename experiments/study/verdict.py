@@ -19,7 +19,7 @@ import numpy as np
 
 # best first
 Verdict = Literal[
-    "agrees", "near", "direction only", "cannot be told", "no effect", "differs", "not reproduced"
+    "agrees", "near", "direction only", "not significant", "no effect", "differs", "not reproduced"
 ]
 CLOSE = 0.1  # of the paper's number: as good as the same
 NEAR = 0.25  # of an amount
@@ -32,7 +32,7 @@ MEANING = {
     "near": "an effect of half to twice the paper's, a reduction taken as a speed-up (61 % less is "
     "x 2.6, 1.6 above none); an amount within 25 % of it",
     "direction only": "same direction, another size",
-    "cannot be told": "the interval holds no effect (of an amount: is too wide, and holds it)",
+    "not significant": "the interval holds no effect (of an amount: is too wide, and holds it)",
     "no effect": "within 5 % of none",
     "differs": "the other direction; an amount further off",
     "not reproduced": "no run speaks to it",
@@ -120,7 +120,7 @@ def _amount(ours: float, half: float, paper: float) -> Verdict:
     off = abs(ours - paper)
     if max(half, off) <= NEAR * abs(paper):
         return "near"
-    return "cannot be told" if off <= half else "differs"
+    return "not significant" if off <= half else "differs"
 
 
 def _effect(ours: float, half: float, paper: float, whole: float) -> Verdict:
@@ -134,7 +134,7 @@ def _effect(ours: float, half: float, paper: float, whole: float) -> Verdict:
     if abs(ours) + half <= NONE * whole or (told and abs(ours) < NONE * whole):
         return "no effect"
     if not told:
-        return "cannot be told"
+        return "not significant"
     if ours * paper < 0:
         return "differs"
     sure = room <= abs(printed) / FACTOR
@@ -143,7 +143,7 @@ def _effect(ours: float, half: float, paper: float, whole: float) -> Verdict:
 
 def judge_direction(effect: float, half: float, whole: float = 1.0) -> Verdict:
     """A claim that prints no number, only a direction: `effect`, of `whole`, is above 0 where ours
-    has the same. It agrees, is no effect, differs, or cannot be told."""
+    has the same. It agrees, is no effect, differs, or not significant."""
     if not np.isfinite(effect):
         return "differs"
     half = half if np.isfinite(half) else np.inf
@@ -154,9 +154,9 @@ def judge_direction(effect: float, half: float, whole: float = 1.0) -> Verdict:
 
 def judge_bound(margin: float, half: float) -> Verdict:
     """A claim that something is at least, or at most, so much: `margin` is by how much ours is on
-    the right side. It agrees, differs, or cannot be told."""
+    the right side. It agrees, differs, or not significant."""
     half = half if np.isfinite(half) else np.inf
-    return "agrees" if margin > half else "cannot be told" if margin > -half else "differs"
+    return "agrees" if margin > half else "not significant" if margin > -half else "differs"
 
 
 def worst(*verdicts: Verdict) -> Verdict:

@@ -160,7 +160,7 @@ def test_means_of_ratios_and_ratios_of_means_by_hand():
     # vLLM's queue grows in both settings, ours in one
     assert row.other_saturated == 2 and row.bros_saturated == 1
     claim = nobody_in_time(found)
-    assert (claim.ours, claim.verdict) == ("ACM: 0.5 ± 6.4 of 2", "cannot be told")
+    assert (claim.ours, claim.verdict) == ("ACM: 0.5 ± 6.4 of 2", "not significant")
 
 
 def test_a_seed_that_lacks_a_setting_gives_no_mean_over_settings():

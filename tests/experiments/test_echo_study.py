@@ -271,7 +271,7 @@ def test_claims_of_throughput_can_differ():
     # a rung that is not above the one below is enough, and one that is not told is not told
     for last, half, verdict in (
         (0.94, 0.01, "differs"),
-        (1.1, 0.2, "cannot be told"),
+        (1.1, 0.2, "not significant"),
         (1.1, 0.01, "agrees"),
     ):
         rungs = measured(
@@ -363,8 +363,8 @@ def test_claims_of_a_day_can_differ():
         all_differ(builder(found))
     wide = found.assign(drop_ci=0.5)
     assert [claim.verdict for claim in claims.hit_claims(wide)[1:]] == [
-        "cannot be told",
-        "cannot be told",
+        "not significant",
+        "not significant",
     ]
 
 

@@ -77,10 +77,10 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path):
         (1.2, 0.1, 1.73, 1.0, "direction only"),
         (1.1, 0.01, 45.0, 1.0, "direction only"),
         (45.0, 1.0, 1.1, 1.0, "direction only"),
-        (-30.0, 30.0, -57.5, 0.0, "cannot be told"),
-        (1.18, 0.45, 1.23, 1.0, "cannot be told"),  # no effect is as likely
-        (0.10, 5.0, -0.74, 0.0, "cannot be told"),
-        (-0.70, np.nan, -0.74, 0.0, "cannot be told"),  # one seed tells nothing
+        (-30.0, 30.0, -57.5, 0.0, "not significant"),
+        (1.18, 0.45, 1.23, 1.0, "not significant"),  # no effect is as likely
+        (0.10, 5.0, -0.74, 0.0, "not significant"),
+        (-0.70, np.nan, -0.74, 0.0, "not significant"),  # one seed tells nothing
         (1.04, 0.01, 1.73, 1.0, "no effect"),
         (0.97, 0.01, 1.73, 1.0, "no effect"),  # on either side
         (1.0, 0.0, 1.73, 1.0, "no effect"),
@@ -91,8 +91,8 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path):
         (0.864, 0.01, 0.786, None, "agrees"),
         (0.866, 0.01, 0.786, None, "near"),
         (1.02, 0.01, 0.786, None, "differs"),
-        (145.0, 67.0, 210.0, None, "cannot be told"),
-        (210.0, 67.0, 210.0, None, "cannot be told"),
+        (145.0, 67.0, 210.0, None, "not significant"),
+        (210.0, 67.0, 210.0, None, "not significant"),
         (100.0, 67.0, 210.0, None, "differs"),
     ],
 )
@@ -108,7 +108,7 @@ RANKS = {
     "near": 1,
     "direction only": 2,
     "no effect": 3,
-    "cannot be told": 3,
+    "not significant": 3,
     "differs": 4,
 }
 
@@ -120,7 +120,7 @@ def test_a_word_of_an_effect_means_what_it_says(ours, half, paper):
         assert ours * paper > 0 and half < abs(ours)
     if said == "no effect":
         assert abs(ours) < 0.05 or abs(ours) + half <= 0.05
-    if said == "cannot be told":
+    if said == "not significant":
         assert half >= abs(ours)
     if said == "differs":
         assert ours * paper < 0 and half < abs(ours)
@@ -154,13 +154,13 @@ def test_the_unit_of_an_effect_does_not_matter(half, paper, factor):
 def test_a_direction_agrees_only_where_the_interval_is_on_its_side():
     said = {
         (0.2, 0.1): "agrees",
-        (0.1, 0.1): "cannot be told",
-        (-0.1, 0.2): "cannot be told",
+        (0.1, 0.1): "not significant",
+        (-0.1, 0.2): "not significant",
         (-0.2, 0.1): "differs",
         (0.04, 0.01): "no effect",
         (-0.04, 0.01): "no effect",
         (0.0, 0.0): "no effect",
-        (0.2, np.nan): "cannot be told",
+        (0.2, np.nan): "not significant",
         (np.nan, np.nan): "differs",
     }
     assert {case: judge_direction(*case) for case in said} == said
@@ -171,12 +171,12 @@ def test_a_direction_agrees_only_where_the_interval_is_on_its_side():
 def test_a_bound_has_no_effect_to_be_near_to():
     assert judge_bound(0.01, 0.001) == "agrees"
     assert judge_bound(-0.01, 0.001) == judge_bound(0.0, 0.0) == "differs"
-    assert judge_bound(0.01, 0.02) == judge_bound(0.01, np.nan) == "cannot be told"
+    assert judge_bound(0.01, 0.02) == judge_bound(0.01, np.nan) == "not significant"
 
 
 def test_a_claim_of_several_parts_is_as_good_as_its_worst_part():
     assert worst("agrees", "agrees") == "agrees"
-    assert worst("direction only", "cannot be told", "agrees") == "cannot be told"
+    assert worst("direction only", "not significant", "agrees") == "not significant"
     assert worst("differs", "no effect") == "differs"
 
 
@@ -198,7 +198,7 @@ def test_a_summary_counts_claims_of_a_direction_only():
 
 def test_a_reason_is_said_only_where_it_is_needed():
     assert Claim.judged("Fig. 1", "x", "1", "1", "agrees", "none").why == ""
-    assert Claim.judged("Fig. 1", "x", "1", "2", "cannot be told", "few seeds").why == "few seeds"
+    assert Claim.judged("Fig. 1", "x", "1", "2", "not significant", "few seeds").why == "few seeds"
 
 
 def test_no_effect_in_the_paper_is_no_direction():

@@ -42,7 +42,7 @@ def test_gains_are_paired_by_seed_and_judged_by_their_interval():
     assert found.gain_ci.iloc[0] < 0.03 < found.gain_ci.iloc[1]
     assert found.verdict.tolist() == [study.PAYS, study.OPEN, study.LOSES]
     assert found.longer.tolist() == pytest.approx([3.0] * 3)
-    assert study.stops(found) == "pays up to 8, cannot be told at 64"
+    assert study.stops(found) == "pays up to 8, not significant at 64"
     assert study.why(found).startswith("at 256 steps take 3 ")
 
 
