@@ -5,14 +5,14 @@ of the model `small` on the CPU engine; docs/calibrate.md and docs/plan.md have 
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import cyclopts
 import pandas as pd
-from rich.console import Console
 
 from twinserve.backends.live.versions import installed_vllm
 from twinserve.experiments.benchmark.measure import machine
@@ -20,7 +20,8 @@ from twinserve.experiments.benchmark.tables import machine_lines
 from twinserve.sim.cli.main import run_app
 from twinserve.sim.setup.config import SettingsError
 
-SHARES = (0.8, 1.25)
+SHARES = (0.8, 1.25)  # of the limit
+_SHARES = ("error", "spread")
 
 
 def predict(*, repeats: int = 3, out: Path | None = None) -> None:
@@ -37,7 +38,9 @@ def predict(*, repeats: int = 3, out: Path | None = None) -> None:
 
     with _folder(repeats, out) as (folder, say):
         rows = work.predict(folder, repeats, say)
-    _show(rows, {"error": "{:+.1%}", "spread": "{:.1%}"}, work.errors(rows))
+    shares = work.errors(rows)
+    shares = shares.assign(**{name: shares[name].map("{:+.1%}".format) for name in _SHARES})
+    _show(rows, shares)
 
 
 def plan(*, repeats: int = 3, requests: int = 600, out: Path | None = None) -> None:
@@ -60,7 +63,7 @@ def plan(*, repeats: int = 3, requests: int = 600, out: Path | None = None) -> N
         found, rows = work.planned(folder, requests, SHARES, repeats, say)
     print(f"one replica keeps {work.SLO} up to {found.rate_rps:.3g} requests/s, by the plan")
     print(f"vllm serve small {' '.join(found.arguments)}")
-    _show(rows, {})
+    _show(rows)
 
 
 @contextmanager
@@ -70,8 +73,7 @@ def _folder(repeats: int, out: Path | None):
     if out is not None and out.exists():
         raise SettingsError(f"--out {out}: is there already; name a new folder")
     installed_vllm()  # before anything is written
-    console = Console(stderr=True, highlight=False)
-    say: Callable[[str], None] = lambda text: console.print(text, style="dim", soft_wrap=True)  # noqa: E731
+    say = partial(print, file=sys.stderr, flush=True)
     if out is not None:
         out.mkdir(parents=True)
         yield out, say
@@ -80,12 +82,10 @@ def _folder(repeats: int, out: Path | None):
         yield Path(folder), say
 
 
-def _show(rows: pd.DataFrame, formats: dict[str, str], means: pd.DataFrame | None = None) -> None:
+def _show(*tables: pd.DataFrame) -> None:
     print("\n".join([*machine_lines({**machine(), "core": None}), f"vLLM {installed_vllm()}"]))
-    print(rows.to_string(index=False, float_format="{:.4g}".format))
-    if means is not None:
-        shown = {name: text.format for name, text in formats.items()}
-        print(means.to_string(index=False, formatters=shown, float_format="{:.4g}".format))
+    for table in tables:
+        print(table.to_string(index=False, float_format="{:.4g}".format))
 
 
 def main(arguments: list[str] | None = None) -> None:

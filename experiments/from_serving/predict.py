@@ -28,8 +28,8 @@ OTHER = {"request_rate": 8, "random_input_len": 110, "random_output_len": 9, **L
 
 
 def predict(folder: Path, repeats: int, say: Callable[[str], None]) -> pd.DataFrame:
-    """A row for each repeat: `repeat`, and for each of METRICS its mean of `OTHER` in ms, predicted
-    from the file of `SEEN` alone, and measured. NaN where the file gave no profile. folder: new.
+    """A row for each repeat and metric: its mean of `OTHER` in ms, predicted from a file of `SEEN`
+    alone, and measured. NaN where the file gave no profile. folder: new.
 
     LiveEngineError where the server fails."""
     model = write_small(folder)
@@ -47,10 +47,10 @@ def predict(folder: Path, repeats: int, say: Callable[[str], None]) -> pd.DataFr
         if calibrate([folder / f"seen{number}.json"], begin, profile):
             told = 1e3 * predicted(profile, OTHER, 21 + number)
         means = 1e3 * measured(folder / f"other{number}.json")
-        row = {"repeat": number}
-        for name, ours, theirs in zip(METRICS, told, means, strict=True):
-            row |= {f"{name}_predicted_ms": ours, f"{name}_measured_ms": theirs}
-        rows.append(row)
+        rows += [
+            {"repeat": number, "metric": name, "predicted_ms": ours, "measured_ms": theirs}
+            for name, ours, theirs in zip(METRICS, told, means, strict=True)
+        ]
     return pd.DataFrame(rows)
 
 
@@ -63,17 +63,9 @@ def measured(file: Path) -> np.ndarray:
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
     """By metric: mean prediction and mean measurement in ms, `error` of the one against the other,
     and `spread`, the farthest of the measured repeats from their mean, as shares of that mean."""
-    found = []
-    for name in METRICS:
-        told, means = rows[f"{name}_predicted_ms"], rows[f"{name}_measured_ms"]
-        mean = means.mean()
-        found.append(
-            {
-                "metric": name,
-                "predicted_ms": told.mean(),
-                "measured_ms": mean,
-                "error": told.mean() / mean - 1,
-                "spread": (means - mean).abs().max() / mean,
-            }
-        )
-    return pd.DataFrame(found)
+    by_metric = rows.groupby("metric", sort=False)
+    found = by_metric[["predicted_ms", "measured_ms"]].mean()
+    means = by_metric["measured_ms"].transform("mean")
+    spread = (rows["measured_ms"] / means - 1).abs().groupby(rows["metric"]).max()
+    error = found["predicted_ms"] / found["measured_ms"] - 1
+    return found.assign(error=error, spread=spread).reset_index()
