@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from twinserve.sim.cli.options import Doing, Flag, Human, Json, Out, Quiet, Starting, Whole
+from twinserve.sim.cli.options import Doing, Flag, Human, Json, Out, Quiet, Starting, Whole, Writing
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup import option_groups as groups
 from twinserve.sim.setup.config import SettingsError, StepTimesName
@@ -59,6 +59,7 @@ def plan(
     prefill_decode: Annotated[Flag, _Candidates] = False,
     all_sizes: Annotated[Flag, Parameter(name="--all"), Doing] = False,
     workers: Annotated[int | None, Doing] = None,
+    emit: Annotated[Literal["vllm", "kubernetes", "llm-d", "compose"] | None, Writing] = None,
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -137,6 +138,9 @@ def plan(
         Size every candidate, also where another one is cheaper for sure.
     workers: int
         Processes; by default one for each core.
+    emit: str
+        Also write into --out what starts the servers: serve.sh (one replica), kubernetes.yaml,
+        values.yaml (of llm-d's modelservice chart) or compose.yaml.
     out: Path
         Folder for plan.json, pareto.png and start.sh.
     as_json: bool
@@ -146,7 +150,7 @@ def plan(
     """
     from twinserve.sim.plan.planner import Question, make_plan
     from twinserve.sim.plan.prices import load_prices
-    from twinserve.sim.plan.show import described, print_plan, script
+    from twinserve.sim.plan.show import described, emitted_file, print_plan, script
     from twinserve.sim.plan.waves import WAVE
     from twinserve.sim.results.files import dump_json, plain
     from twinserve.sim.results.folders import resolved, try_to_write
@@ -154,6 +158,8 @@ def plan(
     from twinserve.traces.write import write_together
 
     check_count("--workers", workers)
+    if emit is not None and out is None:
+        raise SettingsError("--emit writes a file into the results; say where with --out")
     given = {
         "step_times": step_times,
         "front_end": front_end,
@@ -217,6 +223,9 @@ def plan(
     if file is not None:
         start = script(found)
         scripts = [] if start is None else [(file.parent / "start.sh", start.encode())]
+        if emit is not None:
+            name, content = emitted_file(emit, found)
+            scripts.append((file.parent / name, content.encode()))
         pictures = _pictures(document, file.parent)
         write_together([*pictures, *scripts, (file, text.encode())])
     if as_json:

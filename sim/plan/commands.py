@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 from twinserve.policies.registry import parse_policy
 from twinserve.profiles.models.published import PUBLISHED
@@ -13,17 +12,11 @@ FIRST_PORT = 8000
 _SCHEDULER = "twinserve.backends.live.serving.scheduler"
 
 
-def serve_command(
-    candidate: Candidate, index: int, slo: tuple[float | None, float | None], longest: int
-) -> str:
-    """Of replica `index`, for a shell. slo: (TTFT, TPOT) seconds, told to policies that go by
-    deadlines. longest: tokens of the longest request, which the server has to take."""
-    return shlex.join(serve_arguments(candidate, index, slo, longest))
-
-
 def serve_arguments(
     candidate: Candidate, index: int, slo: tuple[float | None, float | None], longest: int
 ) -> list[str]:
+    """The words of replica `index`. slo: (TTFT, TPOT) seconds, for policies that go by deadlines.
+    longest: tokens of the longest request, which the server has to take."""
     hardware, config = candidate.hardware, candidate.config
     profile, limits = hardware.profile, hardware.limits
     words = ["vllm", "serve", hub_id(profile.llm.name), "--port", str(FIRST_PORT + index)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,9 +13,10 @@ from rich.table import Table
 from twinserve.sim.plan.apart import said_of, told_of
 from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.closer import Sized
-from twinserve.sim.plan.commands import deadlines_told, serve_command
+from twinserve.sim.plan.commands import deadlines_told, serve_arguments
 from twinserve.sim.plan.day import Day
 from twinserve.sim.plan.decision import decide, decided, decision_lines
+from twinserve.sim.plan.emit import FILES, emitted
 from twinserve.sim.plan.planner import Closer, Plan, Row, least_slack
 from twinserve.sim.plan.prices import Prices
 from twinserve.sim.plan.start import placed, start_script
@@ -22,6 +24,7 @@ from twinserve.sim.plan.trial import Memory
 from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.results.options import Objective, spoken
 from twinserve.sim.results.versions import PLANS
+from twinserve.sim.setup.config import SettingsError
 
 _WIDEST = 194  # of the table where it goes into a file
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
@@ -232,12 +235,27 @@ def script(plan: Plan) -> str | None:
 
 
 def _served(plan: Plan, row: Row, replicas: int | None = None) -> list[str]:
-    slo = tuple(
+    count = replicas or row.replicas or 0
+    return [shlex.join(started(plan, row, i)) for i in range(count)]
+
+
+def started(plan: Plan, row: Row, index: int) -> list[str]:
+    """The words that start replica `index`."""
+    ttft, tpot = (
         next((o.bound_s for o in plan.objectives if o.metric == metric), None)
         for metric in ("ttft", "tpot")
     )
-    longest, count = _longest(plan), replicas or row.replicas or 0
-    return [serve_command(row.candidate, i, slo, longest) for i in range(count)]  # type: ignore[arg-type]
+    return serve_arguments(row.candidate, index, (ttft, tpot), _longest(plan))
+
+
+def emitted_file(kind: str, plan: Plan) -> tuple[str, str]:
+    """Name and content of the file of `kind` that starts what is to be bought. Raises SettingsError
+    where nothing is."""
+    found = decide(plan)
+    if found is None:
+        raise SettingsError(f"--emit {kind}: nothing in this plan keeps the objectives; drop it")
+    row, n = found[0].row, found[0].replicas
+    return FILES[kind], emitted(kind, row.candidate, n, started(plan, row, 0))
 
 
 def named(candidate: Candidate, plan: Plan) -> str:

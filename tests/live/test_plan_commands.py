@@ -7,7 +7,8 @@ import shlex
 import pytest
 
 from twinserve.sim.plan.candidates import candidates
-from twinserve.sim.plan.commands import serve_command
+from twinserve.sim.plan.commands import serve_arguments
+from twinserve.sim.plan.emit import emitted
 from twinserve.sim.setup.config import SimulationConfig
 
 pytestmark = pytest.mark.live
@@ -27,7 +28,7 @@ def parsed(line: str):
 def line(policy: str, index: int = 0, tp: int = 4, **settings) -> str:
     base = SimulationConfig(policy=(policy,), **settings)
     (one,), _ = candidates(base, "llama-3.1-70b", ["h100"], [tp], ["least-requests"], {}, 1000)
-    return serve_command(one, index, (1.0, 0.05), 1000)
+    return shlex.join(serve_arguments(one, index, (1.0, 0.05), 1000))
 
 
 def test_vllm_takes_the_line_of_its_own_scheduler():
@@ -50,3 +51,13 @@ def test_vllm_takes_the_line_of_another_policy(asynchronous):
         told["policy"] == "bros:chunk=512,kv=paged" and told["profile"] == "llama-3.1-70b@h100:tp4"
     )
     assert (told["slo_ttft_s"], told["slo_tpot_s"]) == (1.0, 0.05)
+
+
+def test_the_script_that_a_plan_writes_is_taken():
+    base = SimulationConfig(policy=("vllm",), max_num_seqs=48)
+    (one,), _ = candidates(base, "llama-3.1-70b", ["h100"], [4], ["least-requests"], {}, 1000)
+    text = emitted("vllm", one, 2, serve_arguments(one, 0, (1.0, 0.05), 1000))
+    model, args = parsed(text.splitlines()[-1].removeprefix("exec "))
+    assert model == "meta-llama/Llama-3.1-70B" and args.tensor_parallel_size == 4
+    share = one.hardware.profile.gpu_memory_utilization
+    assert (args.max_num_seqs, args.gpu_memory_utilization) == (48, share)
