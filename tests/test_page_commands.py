@@ -12,7 +12,7 @@ from tests import test_readme
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (
-    *("fleet", "from_vllm", "limit", "metrics", "policies", "profiles", "traces", "invariants"),
+    *("fleet", "from_vllm", "metrics", "policies", "profiles", "traces", "invariants"),
     *("studies", "validation"),
 )
 CASES = [

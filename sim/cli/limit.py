@@ -67,9 +67,9 @@ def limit(
     quiet: bool
         No progress.
     """
+    from twinserve.sim.cli.limit_show import described, limit_charts, print_limits
     from twinserve.sim.cli.sweep import runs_of_flags
     from twinserve.sim.plan.limit import find_limits
-    from twinserve.sim.plan.limit_show import described, limit_charts, print_limits
     from twinserve.sim.plan.waves import WAVE
     from twinserve.sim.report.static import picture
     from twinserve.sim.results.files import dump_json, plain
