@@ -30,6 +30,7 @@ CARRIED_OUT |= {"--timeline", "--decisions", "--export", "--bench-json", "--vers
 CARRIED_OUT |= {"--executor", "--plot", "--retry-failed", "--any-version", "--dry-run"}
 STARTING = {
     "--baseline",
+    "--emit",  # files beside the plan
     "*",
     "--from-vllm",
     "--preset",
