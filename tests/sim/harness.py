@@ -350,3 +350,9 @@ def prefixes(rng: np.random.Generator, prompt: np.ndarray, block: int) -> Prefix
         own += count - shared
     ids = np.unique(np.array(names), return_inverse=True)[1]
     return PrefixBlocks(ids.astype(np.int64), np.concatenate([[0], np.cumsum(counts)]), block)
+
+
+def of_rows(summary: dict) -> dict:
+    """What rows alone say of a run: they do not know how wrong its step times may be."""
+    assert summary["step_times"]
+    return {name: value for name, value in summary.items() if name != "step_times"}
