@@ -254,7 +254,8 @@ def judged(rows: RunRows, objectives: Sequence[Objective], since_s: float, input
         for i, (o, k) in enumerate(zip(objectives, found, strict=True))
         if k.kept < needed(o, k.due)
     )
-    used = float(rows.steps["kv_used_blocks"].max()) if len(rows.steps) else 0.0
+    steps = rows.step_columns
+    used = float(steps.used.max()) if len(steps) else 0.0
     return Trial(
         keeps=not missed,
         early=False,
@@ -265,8 +266,8 @@ def judged(rows: RunRows, objectives: Sequence[Objective], since_s: float, input
         peak_kv_share=used / rows.kv_total_blocks,
         preemptions=int(rows.requests[["recomputes", "swaps"]].to_numpy().sum()),
         memory=_memory(rows, r.arrival[mine]),
-        notices=(*inputs.notices, *outside(inputs.hardware.profile, rows.steps)),
-        most_decodes=most_decodes(rows.steps),
+        notices=(*inputs.notices, *outside(inputs.hardware.profile, steps)),
+        most_decodes=most_decodes(steps),
     )
 
 

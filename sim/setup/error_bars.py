@@ -166,7 +166,7 @@ def add_error_bars(
     ranges to the summary (`error_bars`), the errors to what becomes run.json. errors: by default
     those expected of the profile. Raises as `check_error_bars`."""
     check_error_bars(inputs)
-    most = most_decodes(result.rows.steps)
+    most = most_decodes(result.rows.step_columns)
     errors = errors or expected_errors(inputs.hardware.profile, decodes=most)
     others = run_with_steps_off(inputs, spec, errors, report, options, begin)
     result.summary["error_bars"] = ranges([result.summary, *(o.summary for o in others)])

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.profile import Profile
+from twinserve.sim.results.steps import Steps
 
 
-def most_decodes(steps: pd.DataFrame) -> int:
+def most_decodes(steps: Steps) -> int:
     """In one step."""
-    return int(steps["decode_requests"].max()) if len(steps) else 0
+    return int(steps.first("decode_requests").max()) if len(steps) else 0
 
 
-def outside(profile: Profile, steps: pd.DataFrame) -> list[str]:
+def outside(profile: Profile, steps: Steps) -> list[str]:
     """That a run had more requests at once than its profile was measured with."""
     most, known = most_decodes(steps), profile.most_requests
     if known is None or most <= known:
         return []
-    seconds = steps["end_s"] - steps["start_s"]
-    share = seconds[steps["decode_requests"] > known].sum() / seconds.sum()
+    seconds, decodes = steps.seconds, steps.first("decode_requests").repeat(steps.lengths)
+    share = seconds[decodes > known].sum() / seconds.sum()
     error = expected_errors(profile, decodes=most).decode
     return [
         f"profile {profile.name} was measured with up to {known:,} requests at once; here up to "

@@ -158,8 +158,8 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
     described = describe_all(simulation, options)
     profile = simulation.inputs.hardware.profile
     if not simulation.inputs.pools and profile.most_requests is not None:
-        described["notices"] += outside(profile, rows.steps)
-        described["step_times"] = [recorded(profile, most_decodes(rows.steps))]
+        described["notices"] += outside(profile, rows.step_columns)
+        described["step_times"] = [recorded(profile, most_decodes(rows.step_columns))]
     summary["step_times"] = described["step_times"]
     counted = [e.core.policy.counters for e in simulation.engines]
     if any(counted):  # replicas may differ in policy
