@@ -17,10 +17,11 @@ from twinserve.sim.api.html import text_html
 from twinserve.sim.api.plots import Plot
 from twinserve.sim.api.settings import EngineSettings, check_names, several
 from twinserve.sim.plan.candidates import GPUS, TP
+from twinserve.sim.plan.document import described
 from twinserve.sim.plan.planner import LEAD_S, MOST_GPUS, PEAK_S, Question, make_plan
 from twinserve.sim.plan.planner import Plan as Found
 from twinserve.sim.plan.prices import Prices, load_prices
-from twinserve.sim.plan.show import described, print_plan
+from twinserve.sim.plan.show import print_plan
 from twinserve.sim.plan.waves import WAVE
 from twinserve.sim.report.plan_part import plan_charts
 from twinserve.sim.report.static import drawn

@@ -148,9 +148,11 @@ def plan(
     quiet: bool
         No progress.
     """
+    from twinserve.sim.plan.document import described
     from twinserve.sim.plan.planner import Question, make_plan
     from twinserve.sim.plan.prices import load_prices
-    from twinserve.sim.plan.show import described, emitted_file, print_plan, script
+    from twinserve.sim.plan.show import print_plan
+    from twinserve.sim.plan.start import emitted_file, script
     from twinserve.sim.plan.waves import WAVE
     from twinserve.sim.results.files import dump_json, plain
     from twinserve.sim.results.folders import resolved, try_to_write

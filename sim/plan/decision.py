@@ -54,8 +54,7 @@ def decide(plan: Plan) -> tuple[Decision, Decision] | None:
 def _of(row: Row) -> Decision:
     closer = row.closer
     assert closer is not None
-    sure = next((one.replicas for one in closer.sizes if one.answer == "meets"), None)
-    return Decision(row, sure or row.at_least, closer.fast, closer.slow)
+    return Decision(row, closer.sure or row.at_least, closer.fast, closer.slow)
 
 
 def decision_lines(plan: Plan) -> list[str]:

@@ -141,6 +141,11 @@ class Closer:
     draws: int
     farthest: int
 
+    @property
+    def sure(self) -> int | None:
+        """The smallest that was looked at which meets the objectives beyond doubt."""
+        return next((one.replicas for one in self.sizes if one.answer == "meets"), None)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -161,6 +166,11 @@ class Plan:
     notices: tuple[str, ...] = ()
     apart: tuple[Apart, ...] = ()
     savings: tuple[Saving, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return max(peak.longest for peak in self.peaks)
 
     @property
     def best(self) -> Row | None:

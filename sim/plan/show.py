@@ -1,36 +1,28 @@
-"""A plan as a table with its notes, and as what plan.json holds."""
+"""A plan as a table with its notes."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from twinserve.sim.plan.apart import said_of, told_of
+from twinserve.sim.plan.apart import said_of
 from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.closer import Sized
-from twinserve.sim.plan.commands import deadlines_told, serve_arguments
-from twinserve.sim.plan.day import Day
-from twinserve.sim.plan.decision import decide, decided, decision_lines
-from twinserve.sim.plan.emit import FILES, emitted
-from twinserve.sim.plan.planner import Closer, Plan, Row, least_slack
+from twinserve.sim.plan.commands import deadlines_told
+from twinserve.sim.plan.decision import decide, decision_lines
+from twinserve.sim.plan.planner import Closer, Plan, Row
 from twinserve.sim.plan.prices import Prices
-from twinserve.sim.plan.start import placed, start_script
+from twinserve.sim.plan.start import commands
 from twinserve.sim.plan.trial import Memory
 from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.results.options import Objective, spoken
-from twinserve.sim.results.versions import PLANS
-from twinserve.sim.setup.config import SettingsError
 
 _WIDEST = 194  # of the table where it goes into a file
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 
 
-# -- for people ------------------------------------------------------------------------------------
 def print_plan(plan: Plan, prices: Prices, console: Console | None = None) -> None:
     console = console or Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
@@ -77,14 +69,9 @@ def warnings(plan: Plan) -> list[str]:
     return [*_unsure(plan), *_not_told(plan), *_close_memory(plan)]
 
 
-def _longest(plan: Plan) -> int:
-    """Tokens of the longest request."""
-    return max(peak.longest for peak in plan.peaks)
-
-
 def _close_memory(plan: Plan) -> list[str]:
     """Rows whose longest request fits into a part of their range of KV memory only."""
-    longest = _longest(plan)
+    longest = plan.longest
     said: dict[str, None] = {}
     for row in plan.rows:
         hardware = row.candidate.hardware
@@ -220,44 +207,6 @@ def day_lines(plan: Plan) -> list[str]:
     ]
 
 
-def commands(plan: Plan, row: Row, replicas: int | None = None) -> list[str]:
-    """One a replica, with its GPUs. replicas: instead of the row's."""
-    return [line for _, line in placed(_served(plan, row, replicas), row.candidate.tp)]
-
-
-def script(plan: Plan) -> str | None:
-    """start.sh; None: nothing is to be bought."""
-    found = decide(plan)
-    if found is None:
-        return None
-    row, n = found[0].row, found[0].replicas
-    return start_script(_served(plan, row, n), row.candidate.tp, row.candidate.router)
-
-
-def _served(plan: Plan, row: Row, replicas: int | None = None) -> list[str]:
-    count = replicas or row.replicas or 0
-    return [shlex.join(started(plan, row, i)) for i in range(count)]
-
-
-def started(plan: Plan, row: Row, index: int) -> list[str]:
-    """The words that start replica `index`."""
-    ttft, tpot = (
-        next((o.bound_s for o in plan.objectives if o.metric == metric), None)
-        for metric in ("ttft", "tpot")
-    )
-    return serve_arguments(row.candidate, index, (ttft, tpot), _longest(plan))
-
-
-def emitted_file(kind: str, plan: Plan) -> tuple[str, str]:
-    """Name and content of the file of `kind` that starts what is to be bought. Raises SettingsError
-    where nothing is."""
-    found = decide(plan)
-    if found is None:
-        raise SettingsError(f"--emit {kind}: nothing in this plan keeps the objectives; drop it")
-    row, n = found[0].row, found[0].replicas
-    return FILES[kind], emitted(kind, row.candidate, n, started(plan, row, 0))
-
-
 def named(candidate: Candidate, plan: Plan) -> str:
     """GPU and ranks; policy and router where the plan has several."""
     parts = [candidate.gpu, f"tp{candidate.tp}"]
@@ -314,8 +263,7 @@ def _beyond(row: Row) -> list[str]:
     closer = row.closer
     if closer is None:
         return ["-", "-"]
-    sure = next((one.replicas for one in closer.sizes if one.answer == "meets"), None)
-    most = closer.sizes[-1].replicas
+    sure, most = closer.sure, closer.sizes[-1].replicas
     ends = [
         f"> {closer.farthest:,}" if number is None else f"{number:,}"
         for number in (closer.fast, closer.slow)
@@ -398,120 +346,3 @@ def _price_lines(plan: Plan, prices: Prices) -> list[str]:
         known = known if len(unknown) < len(gpus) else []
         known.append(f"$/hour of {', '.join(unknown)} is not known: ranked by GPUs; give --prices")
     return known
-
-
-# -- for programs ----------------------------------------------------------------------------------
-def described(plan: Plan, prices: Prices) -> dict[str, Any]:
-    """plan.json."""
-    document = {
-        "question": asdict(plan.question),
-        "asked": head_lines(plan),
-        "decision": decided(plan),
-        "objectives": [asdict(objective) for objective in plan.objectives],
-        "peaks": [
-            {
-                "trace": peak.trace,
-                "window_s": list(peak.window_s),
-                "judged_since_s": peak.since_s,
-                "requests": len(peak.judged),
-                "requests_per_s": peak.requests_per_s,
-                "mean_tokens_per_s": peak.tokens_per_s,
-                "load": peak.load,
-            }
-            for peak in plan.peaks
-        ],
-        "ranked_by": "usd" if plan.priced else "gpus",
-        "prices": {gpu: asdict(price) for gpu, price in prices.items()},
-        "rows": [_row(row, plan) for row in plan.rows],
-        "left_out": [asdict(one) for one in plan.left_out],
-        "closer": None if plan.closer is None else _closer(plan.closer),
-        "warnings": warnings(plan),
-        "notices": list(plan.notices),
-        "day": None if plan.day is None else _day(plan.day),
-        "apart": [
-            told_of(one, None if one.sized is None else _sized(one.sized)) for one in plan.apart
-        ],
-        "savings": [one.told() for one in plan.savings],
-        "trials": plan.trials,
-    }
-    return PLANS.numbered(document)
-
-
-def _row(row: Row, plan: Plan) -> dict[str, Any]:
-    candidate = row.candidate
-    return {
-        "gpu": candidate.gpu,
-        "tp": candidate.tp,
-        "policy": candidate.policy,
-        "router": candidate.router,
-        "status": row.status,
-        "reason": row.reason,
-        "at_least_replicas": row.at_least,
-        "replicas": row.replicas if row.status == "enough" else None,
-        "gpus": row.gpus if row.status == "enough" else None,
-        "usd_per_hour": row.usd_per_hour,
-        "usd_per_million_tokens": row.usd_per_million_tokens,
-        "monotone": row.monotone,
-        "tried": list(row.tried),
-        "binds": [objective.metric for objective in row.binds],
-        "slack": least_slack(row.sized.attained) if row.sized else {},
-        "closer": None if row.closer is None else _closer(row.closer),
-        "sized": None if row.sized is None else _sized(row.sized),
-        "commands": commands(plan, row) if row.status == "enough" else [],
-        "settings": candidate.config.model_dump(mode="json"),
-    }
-
-
-def _sized(sized: Sized) -> dict[str, Any]:
-    return {
-        "replicas": sized.replicas,
-        "answer": sized.answer,
-        "attained": [
-            [
-                {
-                    "metric": one.objective.metric,
-                    "share": one.share,
-                    "low": one.low,
-                    "high": one.high,
-                    "value_s": one.value_s,
-                    "slack": one.slack,
-                    "answer": one.answer,
-                }
-                for one in peak
-            ]
-            for peak in sized.attained
-        ],
-        "memory": None if (memory := memory_of(sized)) is None else asdict(memory),
-        "peak_kv_share": max(trial.peak_kv_share for trial in sized.trials),
-        "preemptions": sum(trial.preemptions for trial in sized.trials),
-    }
-
-
-def _closer(closer: Closer) -> dict[str, Any]:
-    return {
-        "sizes": [_sized(one) for one in closer.sizes],
-        "below": None if closer.below is None else _sized(closer.below),
-        "draws": closer.draws,
-        "steps_fast": closer.fast,
-        "steps_slow": closer.slow,
-        "steps_farthest": closer.farthest,
-        "step_time_errors": closer.errors,
-        "rate_of_one_replica": closer.rate_of_one,
-    }
-
-
-def _day(day: Day) -> dict[str, Any]:
-    return {
-        "gpu": day.candidate.gpu,
-        "tp": day.candidate.tp,
-        "policy": day.candidate.policy,
-        "router": day.candidate.router,
-        "replicas": day.replicas,
-        "holds": day.holds,
-        "profile": day.profile,
-        "offline_tokens_per_day": day.offline_tokens_per_day,
-        "levels": [
-            {"share": share, "offline_tokens_per_s": rate, "sized": _sized(one)}
-            for share, rate, one in day.levels
-        ],
-    }

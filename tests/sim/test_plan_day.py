@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from tests.sim.planned import MODEL, settings, write_trace
+from twinserve.sim.plan.document import described
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
-from twinserve.sim.plan.show import day_lines, described
+from twinserve.sim.plan.show import day_lines
 from twinserve.sim.plan.trial import TrialSpec, run_trial
 from twinserve.sim.sweep.executors import InThisProcess
 from twinserve.traces.generators.tidal import DAY_S, tide

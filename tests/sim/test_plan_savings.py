@@ -6,10 +6,11 @@ import pytest
 
 from tests.sim.planned import MODEL, write_trace
 from tests.sim.test_plan_day import MOST, by_brute_force
+from twinserve.sim.plan.document import described
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
 from twinserve.sim.plan.savings import HOURS_A_MONTH, Needed, Saving, savings
-from twinserve.sim.plan.show import described, foot_lines
+from twinserve.sim.plan.show import foot_lines
 from twinserve.sim.report.plan_part import SHAPE
 from twinserve.sim.results.checked import check_shape
 from twinserve.sim.sweep.executors import InThisProcess

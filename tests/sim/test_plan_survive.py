@@ -9,10 +9,11 @@ import pytest
 from tests.parameters import mostly_nightly
 from tests.sim.planned import GPU, MODEL, settings, write_trace
 from twinserve.sim.cli.main import main
+from twinserve.sim.plan.document import described
 from twinserve.sim.plan.peaks import find_peak
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
-from twinserve.sim.plan.show import described, head_lines
+from twinserve.sim.plan.show import head_lines
 from twinserve.sim.plan.trial import TrialSpec, run_trial
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.executors import InThisProcess
