@@ -14,6 +14,7 @@ from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
 Release = tuple[int, int, int]
 
 LATEST: Release = (0, 32, 0)
+LATEST_NAME = ".".join(map(str, LATEST[:2]))
 OLDEST: Release = (0, 6, 6)  # before, other rules held
 V1_ENGINE: Release = (0, 8, 0)  # the default from there on
 # names of releases: 0.8.5.post1, 0.10.1.1 and 0.19.1rc1 have the rules of their first three numbers

@@ -61,7 +61,7 @@ def limit(
     workers: int
         Processes; by default one for each core.
     out: Path
-        Folder for limit.json, a picture for each objective, and pareto.png.
+        Folder for limit.json, a picture for each objective, and front.png.
     as_json: bool
         Print limit.json and nothing else.
     quiet: bool

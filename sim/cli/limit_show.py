@@ -13,11 +13,10 @@ from twinserve.sim.plan.limit import STEP, Limit, Limits, Point
 from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.report.chart import Chart, Curve, best, front, spans_decades
 from twinserve.sim.report.run_charts import pareto
-from twinserve.sim.results.options import Objective, spoken
+from twinserve.sim.results.options import LATENCIES, Objective, spoken
 from twinserve.sim.sweep.combinations import text_of
 
 _WIDEST = 160  # of a table where it goes into a file
-_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 
 
 def name_of(limit: Limit) -> str:
@@ -109,7 +108,7 @@ def _of(point: Point, objective: Objective) -> Attained | None:
 
 
 def _heads(found: Limits) -> list[str]:
-    named = [(_NAMES[o.metric], o.statistic) for o in found.objectives]
+    named = [(LATENCIES[o.metric], o.statistic) for o in found.objectives]
     heads = [h for name, p in named for h in (f"{name} {p}, ms", f"{name} kept")]
     return [*heads, "output tok/s", "tok/s/GPU", "tok/s/user"]
 
@@ -230,7 +229,7 @@ def limit_charts(found: Limits) -> Iterator[Chart]:
     """Latency over load, a chart for each objective; tokens of a GPU against those of a user."""
     unit = unit_of(found)
     for objective in found.objectives:
-        name = f"{_NAMES[objective.metric]} {objective.statistic}"
+        name = f"{LATENCIES[objective.metric]} {objective.statistic}"
         curves, ends = [], []
         for colour, limit in enumerate(found.limits):
             known = [(p.load, one.value_s) for p in limit.points if (one := _of(p, objective))]

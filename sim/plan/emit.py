@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinserve.profiles.kv_memory.releases import LATEST
+from twinserve.profiles.kv_memory.releases import LATEST_NAME
 from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.commands import FIRST_PORT, hub_id
 
@@ -60,7 +60,7 @@ def emitted(kind: str, candidate: Candidate, replicas: int, words: Sequence[str]
 
 
 def _image(candidate: Candidate) -> str:
-    said = candidate.config.engine_version or ".".join(map(str, LATEST[:2]))
+    said = candidate.config.engine_version or LATEST_NAME
     release = said.removeprefix("v")
     return f"vllm/vllm-openai:v{release}" + ".0" * (release.count(".") == 1)
 

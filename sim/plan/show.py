@@ -17,10 +17,9 @@ from twinserve.sim.plan.prices import Prices
 from twinserve.sim.plan.start import commands
 from twinserve.sim.plan.trial import Memory
 from twinserve.sim.plan.verdicts import Attained
-from twinserve.sim.results.options import Objective, spoken
+from twinserve.sim.results.options import LATENCIES, Objective, spoken
 
 _WIDEST = 194  # of the table where it goes into a file
-_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 
 
 def print_plan(plan: Plan, prices: Prices, console: Console | None = None) -> None:
@@ -221,7 +220,7 @@ def _table(plan: Plan) -> Table:
     for name in ("replicas", "GPUs", "$/hour", "$/M tokens"):
         table.add_column(name, justify="right")
     for objective in plan.objectives:
-        table.add_column(f"{_NAMES[objective.metric]} kept", justify="right", no_wrap=True)
+        table.add_column(f"{LATENCIES[objective.metric]} kept", justify="right", no_wrap=True)
         table.add_column("slack", justify="right")
     for name in ("answer", "beyond doubt", "steps off", "KV predicted, held, over", "binds"):
         table.add_column(name, no_wrap=True)
@@ -249,7 +248,7 @@ def _cells(row: Row, plan: Plan) -> list[str]:
     for objective in plan.objectives:
         one = worst.get(objective.metric)
         cells += ["-", "-"] if one is None else [_share(one), _slack(one)]
-    binds = ", ".join(_NAMES[o.metric] for o in row.binds) or "-"
+    binds = ", ".join(LATENCIES[o.metric] for o in row.binds) or "-"
     answer = row.sized.answer if row.sized is not None else "fails"
     if row.status != "enough":
         answer = f"too few: {answer}"
@@ -311,7 +310,7 @@ def _slack(one: Attained) -> str:
 
 def _said(sized: Sized) -> str:
     parts = [
-        f"{one.objective.statistic} of {_NAMES[one.objective.metric]} "
+        f"{one.objective.statistic} of {LATENCIES[one.objective.metric]} "
         + ("without end" if one.value_s is None else spoken(float(f"{one.value_s:.3g}")))
         + f", kept by {_share(one)} %"
         for peak in sized.attained

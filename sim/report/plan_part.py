@@ -14,6 +14,7 @@ from twinserve.sim.report.run_charts import pareto
 from twinserve.sim.results.checked import Shape, check_shape
 from twinserve.sim.results.command import command
 from twinserve.sim.results.files import ResultsError
+from twinserve.sim.results.options import LATENCIES
 from twinserve.sim.results.versions import PLANS
 
 _NUMBER, _MAYBE = Shape("number"), Shape("number", null=True)
@@ -110,7 +111,6 @@ SHAPE = Shape(
         "left_out": Shape("list", rest=Shape("object", needed={"gpu": _TEXT, "reason": _TEXT})),
     },
 )
-_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 _ANSWERS = ("meets", "undecided", "fails")
 # Fields of a question whose flag has another name.
 _FLAGS = {
@@ -207,7 +207,7 @@ def _table(rows: Sequence[Mapping]):
     metrics = list(dict.fromkeys(m for row in rows for m in _attained(row["sized"])))
     head = ["replicas of", "replicas", "GPUs", "$/hour", "$/M tokens"]
     for metric in metrics:
-        head += [f"{_NAMES.get(metric, metric)} kept, %", "slack, %"]
+        head += [f"{LATENCIES.get(metric, metric)} kept, %", "slack, %"]
     head += ["answer", "beyond doubt", "steps off", "KV predicted, %", "KV held, %"]
     head += ["held over predicted, %", "KV peak, %", "binds"]
     body = []
@@ -233,7 +233,7 @@ def _table(rows: Sequence[Mapping]):
         for name in ("predicted_share", "held_share", "exceeded"):
             cells.append("-" if not memory else f"{memory[name]:.1%}".rstrip("%"))
         cells.append("-" if not sized else f"{sized['peak_kv_share']:.1%}".rstrip("%"))
-        body.append([*cells, ", ".join(_NAMES.get(m, m) for m in row["binds"]) or "-"])
+        body.append([*cells, ", ".join(LATENCIES.get(m, m) for m in row["binds"]) or "-"])
     return table(head, body)
 
 
@@ -303,7 +303,7 @@ def _kept(rows, costs: np.ndarray, axis: str, names: Sequence[str]) -> Iterator[
                 curves.append(
                     Curve(answer, costs[at], share, (2, 4, 6)[colour], "points", low, high, about)
                 )
-        name = _NAMES.get(metric, metric)
+        name = LATENCIES.get(metric, metric)
         labelled = [(c.about[i], 100 * float(c.y[i])) for c in curves for i in range(len(c.y))]
         yield Chart(
             f"plan-{metric}",
@@ -349,7 +349,7 @@ def _around(rows: Sequence[Mapping]) -> list[Block]:
             for sized in [*filter(None, [closer.get("below")]), *closer["sizes"]]:
                 kept = _attained(sized)
                 shares = [
-                    f"{_NAMES.get(m, m)} {o['share']:.1%} [{o['low']:.1%}, {o['high']:.1%}]"
+                    f"{LATENCIES.get(m, m)} {o['share']:.1%} [{o['low']:.1%}, {o['high']:.1%}]"
                     for m, o in kept.items()
                 ]
                 cells = [_name(row, rows), f"{sized['replicas']:g}", sized["answer"]]

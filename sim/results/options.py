@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 
 from twinserve.sim.results.command import exact
 
+LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}  # that have objectives, by name
+
 
 @dataclass(frozen=True)
 class Warmup:
@@ -49,7 +51,7 @@ class Objective:
         return float(self.statistic[1:]) / 100
 
     def __str__(self) -> str:
-        name = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}[self.metric]
+        name = LATENCIES[self.metric]
         statistic = f" {self.statistic}" if self.statistic else ""
         bound = spoken(self.bound_s)
         if self.prefills:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from twinserve.sim.serve_line.found import Beside, Found, count
 from twinserve.sim.serve_line.launch import of_container
 from twinserve.sim.serve_line.shell import interpolated
-from twinserve.sim.serve_line.words import Word, line_of
+from twinserve.sim.serve_line.words import Word, line_of, split
 from twinserve.sim.serve_line.yaml_lines import Map, as_word, listed, maps_of, part
 
 
@@ -52,7 +51,7 @@ def _of_service(
         if isinstance(value, list):
             return [filled(item, line) for item in value]
         text = filled(value or "", line)
-        return [Word(word, text.line) for word in _split(text)]
+        return [Word(word, text.line) for word in split(text)]
 
     env: dict[str, str] = {}
     files = service.get("env_file") or []
@@ -77,14 +76,6 @@ def _of_service(
         replicas = part(service, "deploy").get("replicas", service.get("scale"))
         one.replicas = count(replicas, where, "replicas")
     return found
-
-
-def _split(text: str) -> list[str]:
-    """As a shell splits it. A quote that is left open is one of the text."""
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
 
 
 def _visible(service: Map) -> int | None:

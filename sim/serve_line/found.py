@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from twinserve.sim.serve_line.launch import Launch
-from twinserve.sim.serve_line.words import ServeLineError, Word, lacking
+from twinserve.sim.serve_line.words import ServeLineError, Word, lacking, line_of
 from twinserve.sim.serve_line.yaml_lines import as_word
 
 PREFILL, DECODE = "prefill", "decode"
@@ -47,7 +47,7 @@ def count(value: object, where: str, what: str, default: int = 1) -> int:
     text = str(value)
     if text.strip().isdigit():
         return int(text)
-    line = getattr(value, "line", 1)
+    line = line_of(value)
     if lacking(text):
         raise ServeLineError(
             f"{where}:{line}: {what}: {lacking(text)[0]} has no value; render the file, or write "
@@ -76,7 +76,7 @@ def one_server(found: list[Found], where: str, noun: str, name: str | None) -> l
     if len(found) > 1:
         names = ", ".join(one.name or f"line {one.line}" for one in found)
         hint = f"name one: {where}#{found[0].name}" if found[0].name else "give one of them"
-        line = getattr(found[1].name, "line", found[1].line)
+        line = line_of(found[1].name, found[1].line)
         raise ServeLineError(f"{where}:{line}: {len(found)} {noun}s with vLLM: {names}; {hint}")
     return found
 

@@ -165,7 +165,7 @@ def gpus_of(container: Mapping, where: str) -> int:
                 return count(value, where, name, 0)
         if any(str(name).startswith("nvidia.com/mig-") for name in resources):
             raise ServeLineError(
-                f"{where}:{getattr(resources, 'line', 1)}: a slice of a GPU (MIG) is not simulated;"
+                f"{where}:{line_of(resources)}: a slice of a GPU (MIG) is not simulated;"
                 " give a whole one"
             )
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 
 from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.kv_memory.releases import (
-    LATEST,
+    LATEST_NAME,
     default_budgets,
     default_utilization,
     is_known,
@@ -302,7 +302,7 @@ class _Made:
         role = f"{server.role}: " if server.role else ""
         gpus = server.tp * server.pp * server.dp
         place = f" ({server.gpu_from})" if server.gpu_from and server.gpu else ""
-        release = self.release_name or f"{LATEST[0]}.{LATEST[1]}"
+        release = self.release_name or LATEST_NAME
         origin = "" if self.release_name else " (not said: --engine-version)"
         said = [
             f"from vLLM: {role}{self.where} ({server.kind}), {many} of {gpus} x {self.gpu}{place}, "

@@ -12,7 +12,7 @@ from twinserve.sim.serve_line.compose import read_env
 from twinserve.sim.serve_line.found import Beside, Found, count
 from twinserve.sim.serve_line.launch import Launch, launches, of_container, of_words, pinned_release
 from twinserve.sim.serve_line.shell import interpolated
-from twinserve.sim.serve_line.words import ServeLineError, Word
+from twinserve.sim.serve_line.words import ServeLineError, Word, split
 from twinserve.sim.serve_line.yaml_lines import Map, as_word, documents, maps_of, part
 
 
@@ -96,7 +96,7 @@ def systemd(text: str, where: str, beside: Beside) -> list[Found]:
         if not equals or key.startswith(("#", ";")):
             continue
         if key == "Environment":
-            pairs = [word.partition("=") for word in _split(value)]
+            pairs = [word.partition("=") for word in split(value)]
             env |= {name: said for name, has, said in pairs if has}
         elif key == "EnvironmentFile":
             env |= read_env(beside(value.removeprefix("-")))
@@ -119,20 +119,13 @@ def systemd(text: str, where: str, beside: Beside) -> list[Found]:
 def _systemd_words(text: str, env: Mapping[str, str]) -> list[str]:
     """`${NAME}` is text in a word; `$NAME` is words by itself; `$$` is a $."""
     words: list[str] = []
-    for word in _split(text):
+    for word in split(text):
         alone = re.fullmatch(r"\$([A-Za-z_]\w*)", word)
         if alone and alone[1] in env:
             words += env[alone[1]].split()
         else:
             words.append(interpolated(word, env, []))
     return words
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
 
 
 def ray_serve(doc: Map, where: str) -> list[Found]:

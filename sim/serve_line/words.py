@@ -4,6 +4,7 @@ reads them."""
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 
 from twinserve.errors import TwinserveError
@@ -51,8 +52,16 @@ def plain(text: str) -> str:
     return text.replace(OPEN, "").replace(SHUT, "")
 
 
-def line_of(word: str, default: int = 1) -> int:
+def line_of(word: object, default: int = 1) -> int:
     return getattr(word, "line", default)
+
+
+def split(text: str) -> list[str]:
+    """As a shell splits it. A quote that is left open is one of the text."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def find_line(words: Iterable[str], text: str, default: int = 1) -> int:

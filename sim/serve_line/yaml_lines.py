@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from twinserve.sim.serve_line.words import TEMPLATE, ServeLineError, Word, without_value
+from twinserve.sim.serve_line.words import TEMPLATE, ServeLineError, Word, line_of, without_value
 
 
 class Map(dict[str, Any]):
@@ -89,7 +89,7 @@ def as_word(value: Any, line: int = 1) -> Word:
     if isinstance(value, Word):
         return value
     if isinstance(value, (dict, list)):
-        return Word(json.dumps(value), getattr(value, "line", line))
+        return Word(json.dumps(value), line_of(value, line))
     return Word("" if value is None else str(value), line)
 
 
