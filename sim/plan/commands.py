@@ -7,9 +7,9 @@ import json
 from twinserve.policies.registry import parse_policy
 from twinserve.profiles.models.published import PUBLISHED
 from twinserve.sim.plan.candidates import Candidate
+from twinserve.sim.setup.serving import scheduler_class
 
 FIRST_PORT = 8000
-_SCHEDULER = "twinserve.backends.live.serving.scheduler"
 
 
 def serve_arguments(
@@ -50,11 +50,11 @@ def _policy(candidate: Candidate, slo: tuple[float | None, float | None]) -> lis
     """vLLM's own scheduler needs no word; any other policy decides inside of it."""
     if not deadlines_told(candidate):
         return []
-    kind = "PolicyAsyncScheduler" if candidate.config.async_scheduling else "PolicyScheduler"
     told: dict[str, object] = {"policy": candidate.policy, "profile": candidate.config.profile}
     told |= {
         name: value
         for name, value in zip(("slo_ttft_s", "slo_tpot_s"), slo, strict=True)
         if value is not None
     }
-    return ["--scheduler-cls", f"{_SCHEDULER}.{kind}", "--additional-config", json.dumps(told)]
+    scheduler = scheduler_class(candidate.config.async_scheduling)
+    return ["--scheduler-cls", scheduler, "--additional-config", json.dumps(told)]

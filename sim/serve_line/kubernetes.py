@@ -4,14 +4,13 @@ LeaderWorkerSet), and KServe's InferenceService and LLMInferenceService."""
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from twinserve.sim.serve_line.found import DECODE, PREFILL, Beside, Found, count, words_of
 from twinserve.sim.serve_line.launch import Launch, of_container
-from twinserve.sim.serve_line.words import ServeLineError, Word, line_of, without_value
+from twinserve.sim.serve_line.words import ServeLineError, Word, line_of, split, without_value
 from twinserve.sim.serve_line.yaml_lines import Map, as_word, listed, maps_of, part
 
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915")
@@ -304,7 +303,7 @@ def _kserve_llm(spec: Map, where: str, maps: Mapping[str, Any]) -> list[Found]:
                 argv.append(Word(option, parallel.lines[key]))
             elif key != "expert" and value is not None:
                 argv += [Word(option, parallel.lines[key]), Word(str(value), parallel.lines[key])]
-        argv += [Word(w, container.line) for w in shlex.split(env.get("VLLM_ADDITIONAL_ARGS", ""))]
+        argv += [Word(w, container.line) for w in split(env.get("VLLM_ADDITIONAL_ARGS", ""))]
         argv += [filled(w, env) for w in words_of(container.get("args"), container.line)]
         launch = Launch(argv, env, str(container.get("image") or "") or None, container.line)
         mark(launch)

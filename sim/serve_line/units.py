@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 
 from twinserve.sim.serve_line.argv import options
@@ -68,7 +67,7 @@ def dockerfile(text: str, where: str) -> list[Found]:
 
 def _environment(rest: str) -> dict[str, str]:
     if re.match(r"[A-Za-z_]\w*=", rest):
-        pairs = [word.partition("=") for word in shlex.split(rest)]
+        pairs = [word.partition("=") for word in split(rest)]
         return {name: value for name, equals, value in pairs if equals}
     name, _, value = rest.partition(" ")
     return {name: value.strip()}

@@ -34,8 +34,7 @@ from twinserve.sim.engine.loop import Engine
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Report, Simulation
-
-_SCHEDULERS = "twinserve.backends.live.serving.scheduler"
+from twinserve.sim.setup.serving import scheduler_class
 
 
 def let_happen(clock: Clock, event: simpy.Event) -> None:
@@ -351,8 +350,7 @@ def _settings(inputs: Inputs, spec: PolicySpec, folder: Path) -> LiveSettings:
     options: dict = {}
     scheduler: str | None = None
     if ours:
-        kind = "PolicyAsyncScheduler" if config.async_scheduling else "PolicyScheduler"
-        scheduler = f"{_SCHEDULERS}.{kind}"
+        scheduler = scheduler_class(config.async_scheduling)
         options = {"policy": spec.text, "clients": "trusted", "num_blocks": blocks}
         if config.prefix_caching is not None:
             options["prefix_caching"] = config.prefix_caching

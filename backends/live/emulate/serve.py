@@ -18,8 +18,8 @@ from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import Hardware, resolve_hardware
+from twinserve.sim.setup.serving import scheduler_class
 
-_SCHEDULERS = "twinserve.backends.live.serving.scheduler"
 _MIDDLEWARE = "twinserve.backends.live.serving.attributes.CheckAttributes"
 _CONFIG = "--additional-config"
 
@@ -56,8 +56,8 @@ def engine_arguments(
     if config.prefix_caching is False:
         arguments.append("--no-enable-prefix-caching")
     if policy is not None:
-        kind = "PolicyAsyncScheduler" if config.async_scheduling else "PolicyScheduler"
-        arguments += ["--scheduler-cls", f"{_SCHEDULERS}.{kind}", "--middleware", _MIDDLEWARE]
+        scheduler = scheduler_class(config.async_scheduling)
+        arguments += ["--scheduler-cls", scheduler, "--middleware", _MIDDLEWARE]
         options["policy"] = policy
         if parse_policy(policy).uses_estimator:
             options.setdefault("profile", config.profile)
