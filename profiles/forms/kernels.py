@@ -230,30 +230,17 @@ class KernelsModel(RooflineModel):
 
     def terms(self, work: StepComposition) -> dict[str, float]:
         """The terms of the module's docstring, seconds; `gemm` with experts."""
-        n, prompts = work.decode_requests, len(work.prefill_new)
+        prompts = len(work.prefill_new)
         new, pairs, _ = self._prefill_totals(work)
-        tokens, rows = n + new, n + prompts
-        if not tokens:
-            return {"host": self.efficiency.host_s}
         attention = self._pair * pairs + self._prompt_token * new
         attention += self._prompt_start if prompts else 0.0
-        gemm, layers = self._gemm(tokens), self._layer_s
+        found = self._terms(work, new, attention)
         if prompts:
             if self.llm.experts:
-                gemm += self._expert_prompt - self._expert_fixed
-            elementwise = self._elementwise_token * tokens
-            layers = max(self._prompt_least - gemm - attention - elementwise, 0.0)
-        return {
-            "gemm": gemm,
-            "head": max(self._head_floor, self._head_row * (rows + self._half))
-            + self._gather_row * rows,
-            "decode_kv": float(self._decode_kv(work.decode_context + n, n)),
-            "prefill_attention": attention,
-            "elementwise": self._elementwise_token * tokens,
-            "allreduce": self._allreduce(tokens),
-            "layers": layers,
-            "host": self.efficiency.host_s + self.efficiency.host_request_s * rows,
-        }
+                found["gemm"] += self._expert_prompt - self._expert_fixed
+            left = self._prompt_least - found["gemm"] - attention - found["elementwise"]
+            found["layers"] = max(left, 0.0)
+        return found
 
     def token_seconds(self, tokens: float) -> float:
         """Seconds of what depends on the tokens of all data-parallel ranks, if each has so many:

@@ -157,27 +157,33 @@ class RooflineModel(StepTimeModel):
     def allreduce_seconds(self, work: StepComposition) -> float:
         """The term `allreduce`; 0 on one rank."""
         tokens = work.new_tokens
-        return self._allreduce_fixed + self._allreduce_token * tokens if tokens else 0.0
+        return self._allreduce(tokens) if tokens else 0.0
+
+    def _allreduce(self, tokens: int) -> float:
+        return self._allreduce_fixed + self._allreduce_token * tokens
 
     def terms(self, work: StepComposition) -> dict[str, float]:
         """The terms named in the module's docstring, seconds; their sum is `step_seconds` up to
         rounding."""
-        n, rows = work.decode_requests, work.decode_requests + len(work.prefill_new)
         new, pairs, attended = self._prefill_totals(work)
+        return self._terms(work, new, max(self._pair * pairs, self._kv_token * attended))
+
+    def _terms(self, work: StepComposition, new: int, prefill_attention: float) -> dict[str, float]:
+        """new: tokens of prompts."""
+        n, rows = work.decode_requests, work.decode_requests + len(work.prefill_new)
         tokens = n + new
-        e = self.efficiency
         if not tokens:
-            return {"host": e.host_s}
+            return {"host": self.efficiency.host_s}
         return {
             "gemm": self._gemm(tokens),
             "head": max(self._head_floor, self._head_row * (rows + self._half))
             + self._gather_row * rows,
             "decode_kv": float(self._decode_kv(work.decode_context + n, n)),
-            "prefill_attention": max(self._pair * pairs, self._kv_token * attended),
+            "prefill_attention": prefill_attention,
             "elementwise": self._elementwise_token * tokens,
-            "allreduce": self._allreduce_fixed + self._allreduce_token * tokens,
-            "layers": self.llm.layers * e.layer_s,
-            "host": e.host_s + e.host_request_s * rows,
+            "allreduce": self._allreduce(tokens),
+            "layers": self.llm.layers * self.efficiency.layer_s,
+            "host": self.host_seconds(rows),
         }
 
 
