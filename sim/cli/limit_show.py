@@ -97,9 +97,14 @@ def _cells(point: Point, gpus: int, objectives: Sequence[Objective]) -> list[str
     return [
         *cells,
         f"{n['output_tokens_per_s']:,.0f}",
-        f"{n['output_tokens_per_s'] / gpus:,.0f}",
+        f"{_per_gpu(point, gpus):,.0f}",
         f"{n['tokens_per_s_user']:.1f}",
     ]
+
+
+def _per_gpu(point: Point, gpus: int) -> float:
+    """Output tokens/s."""
+    return point.numbers["output_tokens_per_s"] / gpus
 
 
 def _of(point: Point, objective: Objective) -> Attained | None:
@@ -195,7 +200,7 @@ def _limit(limit: Limit) -> dict[str, Any]:
                     for a in p.attained
                 ],
                 **p.numbers,
-                "tokens_per_s_gpu": p.numbers["output_tokens_per_s"] / gpus,
+                "tokens_per_s_gpu": _per_gpu(p, gpus),
             }
             for p in limit.points
         ],
@@ -213,12 +218,7 @@ def on_front(found: Limits) -> list[tuple[str, float, float, float]]:
 
 def _interactive(found: Limits) -> list[tuple[str, float, float, float]]:
     return [
-        (
-            name_of(limit),
-            p.load,
-            p.numbers["tokens_per_s_user"],
-            p.numbers["output_tokens_per_s"] / limit.setting.gpus,
-        )
+        (name_of(limit), p.load, p.numbers["tokens_per_s_user"], _per_gpu(p, limit.setting.gpus))
         for limit in found.limits
         for p in limit.points
         if not p.grows and np.isfinite(p.numbers["tokens_per_s_user"])
