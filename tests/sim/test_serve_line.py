@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from twinserve.profiles.gpu_labels import gpu_of_label, machine_of_label
-from twinserve.profiles.gpus import GPUS
-from twinserve.profiles.models.hub_ids import catalogue_name, longest_request
-from twinserve.profiles.models.published import PUBLISHED
 from twinserve.sim.cli.main import BAD_INPUT, main, simulate_main
 from twinserve.sim.serve_line.argv import options, read_argv
 from twinserve.sim.serve_line.read import read_servers
@@ -25,7 +21,7 @@ from twinserve.sim.setup.fleet_file import read_fleet
 
 
 # -- cases of other people, which are not kept here ------------------------------------------------
-def _truth(name: str) -> Path | None:
+def truth(name: str) -> Path | None:
     """A file or folder of TWINSERVE_TRUTH, or of the cases beside it."""
     for folder in filter(None, os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep)):
         for place in (Path(folder) / name, Path(folder).parent / "cases" / name):
@@ -34,7 +30,7 @@ def _truth(name: str) -> Path | None:
     return None
 
 
-_CASES = _truth("serve_lines")
+_CASES = truth("serve_lines")
 _NAMES = sorted(path.parent.name for path in _CASES.glob("*/expect.json")) if _CASES else []
 _TEXTS = ("kind", "gpu_from")
 # Words of an address that only a cluster knows stay as the file has them.
@@ -81,7 +77,7 @@ def test_a_file_is_read_as_what_follows_from_it(name):
 
 
 def test_the_options_are_those_of_a_list_made_by_others():
-    path = _truth("vllm_options.csv")
+    path = truth("vllm_options.csv")
     if path is None:
         pytest.skip("no vllm_options.csv; set TWINSERVE_TRUTH to the folder that holds it")
     words = {"same": "taken", "matters": "warned", "irrelevant": "passed", "refuse": "refused"}
@@ -498,69 +494,3 @@ def test_a_file_that_changes_is_read_again(tmp_path):
         "qwen3-8b@h100",
         "qwen3-14b@h100",
     )
-
-
-# -- names -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_every_catalogue_model_is_known_by_its_id(name):
-    published = PUBLISHED[name]
-    assert {catalogue_name(published.hub), catalogue_name(published.shipped or published.hub)} == {
-        name
-    }
-
-
-@pytest.mark.parametrize(
-    ("model", "name", "longest"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", None),
-        ("meta-llama/meta-llama-3-8b-instruct", "llama-3.1-8b", 8192),
-        ("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8-dynamic", "llama-3.1-70b-fp8", None),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b-int4", None),
-        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int8", "qwen2.5-72b-gptq8", 32768),
-        ("Qwen/Qwen2.5-14B-Instruct-AWQ", "qwen2.5-14b-awq", 32768),
-        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b", None),
-        ("mistralai/Mistral-7B-Instruct-v0.1", None, None),
-        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3", None),
-        ("nvidia/DeepSeek-R1-FP4", None, None),
-        ("openai/gpt-oss-120b", "gpt-oss-120b", None),
-        ("Qwen/Qwen3-32B-Tuned", None, None),
-    ],
-)
-def test_variants_are_their_catalogue_models(model, name, longest):
-    assert (catalogue_name(model), longest_request(model)) == (name, longest)
-
-
-def test_ids_of_public_recipes_are_understood():
-    path = _truth("recipe_ids.txt")
-    if path is None:
-        pytest.skip("no recipe_ids.txt; set TWINSERVE_TRUTH to the folder that holds it")
-    ids = path.read_text(encoding="utf-8").split()
-    assert sum(catalogue_name(model) is not None for model in ids) >= 28
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("NVIDIA-H100-80GB-HBM3", "h100"), ("NVIDIA H100 PCIe", "h100-pcie"), ("H200", "h200"),
-        ("GPU 0: NVIDIA H200 (UUID: GPU-5e1)", "h200"), ("nvidia-l4", "l4"), ("Tesla-T4", "t4"),
-        ("A100-SXM4-40GB", "a100-40g"), ("NVIDIA-A100-SXM4-80GB", "a100-80g"),
-        ("nvidia-tesla-a100", "a100-40g"), ("NVIDIA-GeForce-RTX-4090", "rtx4090"),
-        ("AMD_Instinct_MI300X_OAM", "mi300x"), ("p4d.24xlarge", "a100-40g"),
-        ("a3-highgpu-8g", "h100"), ("Standard_ND96isr_H100_v5", "h100"), ("ND H100 v5", "h100"),
-        ("NVIDIA-A100-80GB-PCIe", None), ("m8g.large", None), ("NVIDIA-H100-NVL", None),
-    ],
-)  # fmt: skip
-def test_labels_and_instance_types_name_gpus(text, name):
-    assert gpu_of_label(text) == name
-
-
-def test_instance_types_have_a_number_of_gpus():
-    said = {
-        text: machine_of_label(text) for text in ("p5.48xlarge", "g5.12xlarge", "g2-standard-24")
-    }
-    assert said == {
-        "p5.48xlarge": ("h100", 8),
-        "g5.12xlarge": ("a10g", 4),
-        "g2-standard-24": ("l4", 2),
-    }
-    assert all(gpu_of_label(name) in (name, None) for name in GPUS)
