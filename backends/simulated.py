@@ -135,9 +135,8 @@ class SimulatedBackend(Backend):
         seconds = self.model.decode_run_seconds(
             work.decode_requests, work.decode_context, work.decode_context_max, steps
         )
-        if (
-            self.watches_churn and work.churn != STEADY
-        ):  # a request may also come back beside an unchanged batch
+        # a request may also come back into an unchanged batch
+        if self.watches_churn and work.churn != STEADY:
             seconds[0] = self.model.step_seconds(work)
         return seconds
 

@@ -322,8 +322,7 @@ class PolicyScheduling(Steering):
         if self._strict and self.drift:
             raise LiveEngineError(f"strict: {self.first_drift}")
 
-    # -- ends without a plan
-    # ------------------------------------------------------------------------
+    # -- ends without a plan -----------------------------------------------------------------------
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ):
