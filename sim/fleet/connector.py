@@ -1,23 +1,121 @@
 """How KV goes from the replica that computed a prompt to the one that decodes it: which side begins
-the transfer, how long unfetched KV is kept, and what became of each.
+the transfer, how long unfetched KV is kept, what became of each, and which prompts are computed
+where they are decoded.
 
 Source: vLLM 0.32, `distributed/kv_transfer/kv_connector/v1/nixl`. Pull: the decode replica reads.
 Push: it tells the prefill replica which blocks are free for the KV, and that one writes.
+Leases are those of `nixl/base_scheduler.py` (`build_connector_meta`: an engine sends one heartbeat
+for all that it waits for) and `nixl/base_worker.py` (`_handle_heartbeat`,
+`_reap_expired_send_leases`). Two differences: vLLM sends and looks once a step, and its first
+heartbeat to an engine that it has not met only shakes hands.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import ClassVar, Generic, TypeVar
+
+from pydantic import Field
 
 from twinserve.backends.ports import Port, Transfer
-from twinserve.sim.fleet.leases import Lease
-from twinserve.sim.fleet.local_prefill import LocalPrefill, NoneLocal
+from twinserve.policies.base import NoOptions, Options
+from twinserve.policies.names import built
 from twinserve.sim.fleet.replica import Replica
 
+# -- which prompts are computed where they are decoded ---------------------------------------------
+RuleOptions = TypeVar("RuleOptions", bound=Options)
 
+
+class LocalPrefill(ABC, Generic[RuleOptions]):
+    """asks     it wants to know the decode replica, and so what of the prompt is cached there
+    reserves    the request goes to that replica when its prompt has been computed; else one is
+                chosen then
+    """
+
+    name: ClassVar[str]
+    Options: type[RuleOptions] = NoOptions  # type: ignore[assignment]  # as of a Policy
+    asks: ClassVar[bool] = True
+    reserves: ClassVar[bool] = False
+
+    def __init__(self, options: RuleOptions | None = None) -> None:
+        self.options: RuleOptions = options or self.Options()
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.options == self.options
+
+    @abstractmethod
+    def local(self, prompt_tokens: int, cached_tokens: int, least_in_flight: int) -> bool:
+        """cached_tokens  of the prompt, at the decode replica
+        least_in_flight   requests of the prefill replica that has the fewest
+        """
+
+
+class NoneLocal(LocalPrefill[NoOptions]):
+    """Every prompt is computed apart; its decode replica is chosen afterwards, as vLLM's proxy for
+    disaggregated prefill does."""
+
+    name = "none"
+    asks = False
+
+    def local(self, prompt_tokens: int, cached_tokens: int, least_in_flight: int) -> bool:
+        return False
+
+
+class LlmDOptions(Options):
+    """threshold  tokens: a prompt with at least so many that are not cached is computed apart"""
+
+    threshold: int = Field(0, ge=0)
+
+
+class LlmD(LocalPrefill[LlmDOptions]):
+    """llm-d's decider by prefixes (llm-d-inference-scheduler, `pd-profile-handler`): the decode
+    replica is chosen first, and goes with the request."""
+
+    name = "llm-d"
+    Options = LlmDOptions
+    reserves = True
+
+    def local(self, prompt_tokens: int, cached_tokens: int, least_in_flight: int) -> bool:
+        return prompt_tokens - cached_tokens < self.options.threshold
+
+
+class DynamoOptions(Options):
+    """tokens, share  a prompt is computed where it is decoded if fewer tokens are not cached than
+                      both of these, the second of the whole prompt
+    busy              and wherever every prefill replica has so many requests; None: never for that
+    """
+
+    tokens: int = Field(2048, ge=0)
+    share: float = Field(0.7, ge=0, le=1)
+    busy: int | None = Field(None, ge=1)
+
+
+class Dynamo(LocalPrefill[DynamoOptions]):
+    """Dynamo's conditional disaggregation: the decode replica is asked about, and chosen anew when
+    the prompt has been computed."""
+
+    name = "dynamo"
+    Options = DynamoOptions
+
+    def local(self, prompt_tokens: int, cached_tokens: int, least_in_flight: int) -> bool:
+        options, new = self.options, prompt_tokens - cached_tokens
+        short = new < options.tokens and new < options.share * prompt_tokens
+        return short or (options.busy is not None and least_in_flight >= options.busy)
+
+
+RULES: dict[str, type[LocalPrefill]] = {rule.name: rule for rule in (NoneLocal, LlmD, Dynamo)}
+
+
+def parse_rule(text: str) -> LocalPrefill:
+    """Read `dynamo`, or `llm-d:threshold=512`. Raises RegistryError."""
+    return built("rule {} for local prefill", "local prefill", RULES, text)
+
+
+# -- the transfer ----------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Push:
     """The prefill replica writes (`NixlPushConnector`).
@@ -170,3 +268,77 @@ def path(load: Load) -> tuple[Port, Port]:
     source, target = load.kept.replica.network, load.replica.network
     assert source is not None and target is not None  # `Disaggregated._check`
     return source.out, target.into
+
+
+# -- how long a prefill replica keeps KV that was not fetched --------------------------------------
+@dataclass(slots=True)
+class Heartbeats:
+    """What a decode replica sends: one for all KV that it waits for, `every_s` after the last
+    one; the first at once."""
+
+    every_s: float
+    _waits_for: int = 0
+    _last_s: float = -math.inf
+
+    def begin(self, now: float) -> None:
+        """It waits for one more prompt's KV."""
+        self._go_on(now)
+        if not self._waits_for and now - self._last_s >= self.every_s:
+            self._last_s = now
+        self._waits_for += 1
+
+    def end(self, now: float) -> None:
+        """For one less, and no heartbeat goes out for that any more."""
+        self._go_on(now, but_now=True)
+        self._waits_for -= 1
+
+    def last_s(self, now: float, but_now: bool = False) -> float:
+        """When the latest one was sent, `now` included or not; minus infinity: none was."""
+        self._go_on(now, but_now)
+        return self._last_s
+
+    def _go_on(self, now: float, but_now: bool = False) -> None:
+        if self._waits_for:
+            since = (now - self._last_s) / self.every_s
+            beats = math.ceil(since) - 1 if but_now else math.floor(since)
+            self._last_s += self.every_s * max(beats, 0)
+
+
+@dataclass(slots=True)
+class Lease:
+    """expires_s    unless a heartbeat comes; as of the time when its last one was counted
+    extension_s  for so long a heartbeat renews it, at least
+    """
+
+    expires_s: float
+    extension_s: float
+    _beats: Heartbeats | None = None  # of the requests that wait for it
+    _since_s: float = math.nan
+
+    @property
+    def tracked(self) -> bool:
+        return self._beats is not None
+
+    def renewed_by(self, beats: Heartbeats) -> bool:
+        return self._beats is beats
+
+    def track(self, beats: Heartbeats, now: float) -> None:
+        """A decode replica waits for the KV from now on."""
+        beats.begin(now)
+        self._beats, self._since_s = beats, now
+
+    def let_go(self, now: float) -> None:
+        """It waits for it no more."""
+        if self._beats is not None:
+            self.renew(now, but_now=True)
+            self._beats.end(now)
+            self._beats = None
+
+    def renew(self, now: float, but_now: bool = False) -> float:
+        """When it runs out (seconds), with the heartbeats that have come; one of this instant
+        counts, or not."""
+        if self._beats is not None:
+            last_s = self._beats.last_s(now, but_now)
+            if last_s >= self._since_s:
+                self.expires_s = max(self.expires_s, last_s + self.extension_s)
+        return self.expires_s

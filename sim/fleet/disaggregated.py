@@ -16,9 +16,19 @@ from twinserve.backends.ports import send
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
-from twinserve.sim.fleet.connector import FREED, Connector, Freed, Gone, Kept, Load, Stage, path
+from twinserve.sim.fleet.connector import (
+    FREED,
+    Connector,
+    Freed,
+    Gone,
+    Heartbeats,
+    Kept,
+    Lease,
+    Load,
+    Stage,
+    path,
+)
 from twinserve.sim.fleet.fleet import Fleet
-from twinserve.sim.fleet.leases import Heartbeats, Lease
 from twinserve.sim.fleet.replica import Life, Replica, Role
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router, Verdict

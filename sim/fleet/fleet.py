@@ -14,16 +14,14 @@ from twinserve.policies.base import Policy
 from twinserve.policies.requests import Application, End
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
 from twinserve.sim.engine.loop import NoProgressError
-from twinserve.sim.fleet.held import Held
-from twinserve.sim.fleet.news import KvNews, News, deliver
 from twinserve.sim.fleet.order import FleetOrder, check_same_order, order_of
-from twinserve.sim.fleet.pool import offline
-from twinserve.sim.fleet.pulls import PulledPool, return_offline
+from twinserve.sim.fleet.pool import Held, PulledPool, offline, return_offline
+from twinserve.sim.fleet.prefix_index import KvNews, News, deliver
 from twinserve.sim.fleet.recovery import Action, Loss, Recovery, needs_withdrawal
 from twinserve.sim.fleet.replica import Life, Replica, Role
 from twinserve.sim.fleet.request import Placement, Request
 from twinserve.sim.fleet.routers.base import Router, Verdict
-from twinserve.sim.fleet.routers.least_requests import LeastRequests
+from twinserve.sim.fleet.routers.plain import LeastRequests
 from twinserve.sim.fleet.view import FleetView
 
 

@@ -1,18 +1,26 @@
-"""Offline (best-effort) requests that wait in the fleet, and which replica pulls them.
+"""Requests that wait in the fleet: held for a replica, or in the pool of offline (best-effort) work
+from which replicas pull.
 
-They wait as families: requests whose prompts begin with the same block of text (that is how Echo's
-own pool tells documents apart, policies/echo/pool.py), or that share an `affinity` where there is
-no text. A replica that has fewer offline requests than its window pulls whole families until it has
-as many. From then on it is the home of the family: a later request goes there at once, while it is
-up. So a text is computed on one replica, and the pool has only families that any replica may take.
+Offline requests wait as families: requests whose prompts begin with the same block of text (that is
+how Echo's own pool tells documents apart, policies/echo/pool.py), or that share an `affinity` where
+there is no text. A replica that has fewer offline requests than its window pulls whole families
+until it has as many. From then on it is the home of the family: a later request goes there at once,
+while it is up. So a text is computed on one replica, and the pool has only families that any
+replica may take.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
+from collections.abc import Callable
 from heapq import heappop, heappush
 
-from twinserve.policies.requests import RequestClass
+import numpy as np
+
+from twinserve.policies.requests import End, RequestClass, State
+from twinserve.sim.engine.clock import PLANS, Clock
+from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.view import FleetView
 
@@ -132,3 +140,95 @@ class FamilyPool:
         if family[0] != "alone":
             self._homes[family] = replica
         return replica, [members[number] for number in sorted(members)]
+
+
+class Held:
+    """Requests that wait for a replica, or as the router has it.
+
+    queues  of real-time requests, and of best-effort ones, by number in order of coming
+    """
+
+    def __init__(self) -> None:
+        self.queues: tuple[OrderedDict[int, Request], ...] = (OrderedDict(), OrderedDict())
+        self._since_s: dict[int, float] = {}  # of one that is being placed again, too
+
+    def __bool__(self) -> bool:
+        return any(self.queues)
+
+    def hold(self, request: Request, now: float) -> None:
+        self.queues[offline(request)][request.number] = request
+        self._since_s.setdefault(request.number, now)
+
+    def take(self, request: Request) -> bool:
+        """To place it again. False where it does not wait."""
+        return self.queues[offline(request)].pop(request.number, None) is not None
+
+    def placed(self, request: Request) -> None:
+        """It waits no more, if it did."""
+        self._since_s.pop(request.number, None)
+
+    def clear(self) -> list[tuple[Request, float]]:
+        """All that waited, by number, and since when (seconds)."""
+        waited = [request for queue in self.queues for request in queue.values()]
+        waited.sort(key=lambda request: request.number)
+        since = [(request, self._since_s[request.number]) for request in waited]
+        for queue in self.queues:
+            queue.clear()
+        self._since_s = {}
+        return since
+
+
+class PulledPool(FamilyPool):
+    """When replicas pull offline requests out of the pool, and what returns to it.
+
+    dispatch  sends a request to a replica, by index
+    """
+
+    def __init__(
+        self, window: int, clock: Clock, view: FleetView, dispatch: Callable[[Request, int], None]
+    ) -> None:
+        super().__init__(window)
+        self._clock, self._view, self._dispatch = clock, view, dispatch
+        self._pulls = False  # at the end of this instant
+
+    def place(self, request: Request) -> bool:
+        """To its family, or into the pool. False where it is to wait."""
+        home = self.home(request, self._view)
+        if home is not None:
+            self._dispatch(request, home)
+            return True
+        self.add(request, self._clock.now)
+        self.pull_soon()
+        return request.number not in self
+
+    def pull_soon(self) -> None:
+        """Replicas with fewer offline requests than their window get some: when all that arrives at
+        this instant has, so that families are whole, and before any replica plans. One replica
+        that is up alone gets them at once, since there is nothing to choose."""
+        if self._pulls or self.puller(self._view) is None:
+            return
+        if len(self._view.up) == 1:
+            self._pull_all()
+        else:
+            self._pulls = True
+            self._clock.process(self._at_the_end_of_the_instant())
+
+    def _at_the_end_of_the_instant(self):
+        yield self._clock.at(self._clock.now, PLANS - 1)
+        self._pulls = False
+        self._pull_all()
+
+    def _pull_all(self) -> None:
+        while (pulled := self.pull(self._view)) is not None:
+            for request in pulled[1]:
+                self._dispatch(request, pulled[0])
+
+
+def return_offline(replica: Replica) -> None:
+    """Of a replica that drains: offline requests that it has not begun go back to the pool, at the
+    next step boundary."""
+    table = replica.engine.core.requests
+    idle = (table.state == State.WAITING) & (table.end == End.NONE) & (table.output_tokens == 0)
+    for row in np.flatnonzero(idle).tolist():
+        if offline(replica.requests[row]):
+            replica.engine.withdraw(row, End.MOVED)

@@ -14,8 +14,8 @@ from simpy.events import Event
 from twinserve.policies.requests import Application, End
 from twinserve.profiles.front_end import NO_DELAYS, Delays
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
-from twinserve.sim.fleet.contents import content_ids
 from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.prefix_index import content_ids
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.results.files import POOL_GROUP, pool_request_id
 from twinserve.traces.workload import BEST_EFFORT, BestEffortPool, Workload

@@ -35,7 +35,7 @@ ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN = "engine_arrival_s", "engine_first_token_s"
 # behind those found on the device.
 HOST_TOKENS = "host_tokens"
 # Further columns of REQUESTS where prefill is apart from decode, each with `_s` behind it: seconds
-# (sim/fleet/ttft_parts.py). With a front end there is one more.
+# (sim/fleet/rows.py). With a front end there is one more.
 TTFT_PARTS = ("router", "queue", "prefill", "transfer", "decode_queue", "first_step")
 FRONT_END_PART = "front_end"
 OUTCOMES = (
@@ -99,7 +99,7 @@ REPLICAS = {
     "down_s": pa.float64(),
     "failed": pa.bool_(),
 }
-# Of runs in which something was to fail (sim/fleet/failure_rows.py).
+# Of runs in which something was to fail (sim/fleet/faults.py).
 FAILURES = {
     "kind": pa.string(),
     "of": pa.int64(),  # replica by number in the beginning

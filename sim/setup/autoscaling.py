@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinserve.sim.fleet.scaling.autoscaler import Bounds, parse_scaler
+from twinserve.sim.fleet.scaling import Bounds, parse_scaler
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import Hardware
 

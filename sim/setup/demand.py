@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinserve.sim.fleet.scaling.base import Demand
+from twinserve.sim.fleet.scaling import Demand
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.offered_load import request_seconds
 from twinserve.traces.workload import Workload

@@ -164,7 +164,7 @@ class FleetSettings(_Part):
     Where pools have the roles prefill and decode:
 
     prefill_router  of prefill replicas; None: a second one like `router`
-    local_prefill   which prompts are computed where they are decoded (sim/fleet/local_prefill.py)
+    local_prefill   which prompts are computed where they are decoded (sim/fleet/connector.py)
     connector       how KV is handed over
     """
 

@@ -11,9 +11,8 @@ from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.engine.clock import Clock
-from twinserve.sim.fleet.connector import Connector, Push
+from twinserve.sim.fleet.connector import Connector, Push, parse_rule
 from twinserve.sim.fleet.disaggregated import Disaggregated
-from twinserve.sim.fleet.local_prefill import parse_rule
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.registry import parse_router

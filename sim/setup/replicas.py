@@ -27,7 +27,7 @@ from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.drafting import DraftingCore
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.engine.pipeline import PipelinedCore, PipelinedEngine
-from twinserve.sim.fleet.contents import shared_contents
+from twinserve.sim.fleet.prefix_index import shared_contents
 from twinserve.sim.fleet.replica import Network, Replica, Role
 from twinserve.sim.results.decisions import DecisionRecorder
 from twinserve.sim.results.drafts import DraftDecisionRecorder, DraftRecorder

@@ -20,15 +20,14 @@ from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.fleet.disaggregated import Disaggregated
-from twinserve.sim.fleet.failure_rows import failure_rows
-from twinserve.sim.fleet.faults import Faults
+from twinserve.sim.fleet.faults import Faults, failure_rows
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.fleet.rows import fleet_rows
-from twinserve.sim.fleet.scaling.autoscaler import Autoscaler, parse_scaler
+from twinserve.sim.fleet.scaling import Autoscaler, parse_scaler
 from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.decisions import log_bytes
 from twinserve.sim.results.files import RunResult, RunRows

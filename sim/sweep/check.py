@@ -48,7 +48,7 @@ def _failures(given: str) -> None:
 
 @cache
 def _scaler(text: str) -> None:
-    from twinserve.sim.fleet.scaling.autoscaler import parse_scaler
+    from twinserve.sim.fleet.scaling import parse_scaler
 
     parse_scaler(text)
 

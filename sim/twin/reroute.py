@@ -21,8 +21,7 @@ import numpy as np
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router, Verdict, chosen_without
-from twinserve.sim.fleet.signals import Signals
-from twinserve.sim.fleet.view import FleetView
+from twinserve.sim.fleet.view import FleetView, Signals
 from twinserve.sim.results.recorder import Load
 from twinserve.sim.results.routing import Event, Routing, fields_of, load_of
 

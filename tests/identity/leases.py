@@ -1,5 +1,5 @@
 """The prefill side with leases: vLLM's scheduler, and of its NIXL connector the scheduler side and
-those parts of the worker that keep leases, beside policy `vllm` with `sim/fleet/leases.py`.
+those parts of the worker that keep leases, beside policy `vllm` with `sim/fleet/connector.py`.
 
 Nothing is sent: heartbeats and notices of decode engines are handed on as the messages that they
 are. Two decode engines ask for KV some steps after it was handed over, and have fetched it some
@@ -19,8 +19,7 @@ import numpy as np
 
 from tests.identity.protocol import EngineSettings, Observed
 from tests.identity.remote import HandingOver, RemoteReal
-from twinserve.sim.fleet.connector import Freed, Gone, Stage
-from twinserve.sim.fleet.leases import Heartbeats, Lease
+from twinserve.sim.fleet.connector import Freed, Gone, Heartbeats, Lease, Stage
 
 LEASE_S = 12  # heartbeats every 2, which renew it by 8
 ENGINES = 2

@@ -22,8 +22,8 @@ from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeMo
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
-from twinserve.sim.fleet.contents import shared_contents
 from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.prefix_index import shared_contents
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.recorder import StepRecorder, request_frame

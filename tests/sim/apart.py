@@ -12,8 +12,7 @@ import pytest
 from tests.sim.troubled import TABLES, conserved, trouble
 from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.sim.engine.clock import BEFORE_STEPS
-from twinserve.sim.fleet.connector import Connector, Push
-from twinserve.sim.fleet.local_prefill import parse_rule
+from twinserve.sim.fleet.connector import Connector, Push, parse_rule
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.results.files import RunRows

@@ -24,8 +24,8 @@ from twinserve.profiles.front_end import NO_DELAYS, Delays
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
-from twinserve.sim.fleet.contents import shared_contents
 from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.prefix_index import shared_contents
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.rows import fleet_rows

@@ -10,10 +10,10 @@ import pytest
 from tests.sim.apart import Apart, hand_over, inputs_of, parts_add_up
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS
-from twinserve.sim.fleet.local_prefill import parse_rule
+from twinserve.sim.fleet.connector import parse_rule
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.routers.base import Verdict
-from twinserve.sim.fleet.routers.least_requests import LeastRequests
+from twinserve.sim.fleet.routers.plain import LeastRequests
 from twinserve.sim.setup.audit import CROWDED
 from twinserve.traces.workload import PrefixBlocks, Workload
 

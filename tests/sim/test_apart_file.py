@@ -68,7 +68,7 @@ def test_a_push_is_a_field_of_the_file_and_is_repeated(tmp_path):
 def test_a_prefill_router_whose_file_has_changed_is_no_repetition(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "from twinserve.sim.fleet.routers.least_requests import LeastRequests\n"
+        "from twinserve.sim.fleet.routers.plain import LeastRequests\n"
         "class Mine(LeastRequests):\n    name = 'mine'\n"
     )
     fleet = apart(prefill_router=f"{file}:Mine")

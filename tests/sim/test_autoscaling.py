@@ -15,9 +15,7 @@ from twinserve.policies.names import RegistryError
 from twinserve.policies.requests import End
 from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.replica import Life
-from twinserve.sim.fleet.scaling.autoscaler import Autoscaler, Bounds, parse_scaler
-from twinserve.sim.fleet.scaling.base import Demand, Seen
-from twinserve.sim.fleet.scaling.scalers import SCALERS
+from twinserve.sim.fleet.scaling import SCALERS, Autoscaler, Bounds, Demand, Seen, parse_scaler
 from twinserve.sim.results.recorder import Load
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.demand import demand_of

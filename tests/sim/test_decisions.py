@@ -13,7 +13,7 @@ from tests.parameters import mostly_nightly
 from tests.sim.harness import Toy, hybrid
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.registry import PolicySpec, parse_policy
-from twinserve.sim.fleet.contents import content_ids
+from twinserve.sim.fleet.prefix_index import content_ids
 from twinserve.sim.results.decisions import (
     FILE,
     DecisionLog,

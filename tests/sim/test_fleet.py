@@ -15,8 +15,8 @@ from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.engine.loop import NoProgressError
 from twinserve.sim.fleet.replica import Life
 from twinserve.sim.fleet.routers.base import Router, Verdict
-from twinserve.sim.fleet.routers.least_requests import LeastRequests
-from twinserve.sim.fleet.signals import Signals
+from twinserve.sim.fleet.routers.plain import LeastRequests
+from twinserve.sim.fleet.view import Signals
 from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.traces.workload import BestEffortPool, Workload

@@ -21,8 +21,7 @@ from twinserve.policies.registry import parse_policy, policy_class, policy_names
 from twinserve.policies.requests import End
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.fleet.routers.base import Router
-from twinserve.sim.fleet.routers.least_requests import LeastRequests
-from twinserve.sim.fleet.routers.spread import Spread
+from twinserve.sim.fleet.routers.plain import LeastRequests, Spread
 from twinserve.sim.setup.audit import CROWDED
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import Inputs

@@ -13,7 +13,7 @@ from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.prefix_index import PrefixIndex
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.least_requests import LeastRequests
+from twinserve.sim.fleet.routers.plain import LeastRequests
 from twinserve.sim.setup.audit import CROWDED, crowd
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import Inputs

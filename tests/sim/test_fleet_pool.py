@@ -22,9 +22,8 @@ from twinserve.policies.requests import End, State
 from twinserve.sim.fleet.pool import FamilyPool
 from twinserve.sim.fleet.replica import Life
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.routers.spread import Spread
-from twinserve.sim.fleet.signals import Signals
-from twinserve.sim.fleet.view import FleetView
+from twinserve.sim.fleet.routers.plain import Spread
+from twinserve.sim.fleet.view import FleetView, Signals
 from twinserve.sim.setup.audit import crowd
 from twinserve.sim.setup.replicas import Description
 from twinserve.sim.setup.run import Simulation

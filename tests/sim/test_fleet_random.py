@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from twinserve.errors import TwinserveError
 from twinserve.policies.registry import ledger_names, policy_names
-from twinserve.sim.fleet.local_prefill import RULES
+from twinserve.sim.fleet.connector import RULES
 from twinserve.sim.fleet.routers.registry import router_names
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SimulationConfig

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from twinserve.sim.fleet.leases import Heartbeats, Lease
+from twinserve.sim.fleet.connector import Heartbeats, Lease
 
 EVERY, LONG = 5.0, 20.0
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from twinserve.sim.fleet.recent_prefixes import RecentPrefixes
+from twinserve.sim.fleet.prefix_index import RecentPrefixes
 
 # Paths of a tree: a document, how much of it, and a tail of its own.
 PROMPTS = st.lists(

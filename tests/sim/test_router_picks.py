@@ -13,8 +13,8 @@ from tests.sim.harness import hybrid, simulate
 from tests.sim.routing import Scene, prompt
 from twinserve.policies.names import RegistryError
 from twinserve.sim.fleet.routers.base import Verdict
+from twinserve.sim.fleet.routers.plain import weight
 from twinserve.sim.fleet.routers.registry import parse_router, router_names
-from twinserve.sim.fleet.routers.session import weight
 from twinserve.sim.results.metrics import summarise
 
 REAL_TIME, BEST_EFFORT = 0, 1

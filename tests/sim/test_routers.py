@@ -15,7 +15,7 @@ from twinserve.policies.base import Options
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.fleet.routers.base import Router
-from twinserve.sim.fleet.routers.least_requests import LeastRequests
+from twinserve.sim.fleet.routers.plain import LeastRequests
 from twinserve.sim.fleet.routers.registry import parse_router, router_names
 from twinserve.sim.setup.config import SimulationConfig
 

@@ -11,7 +11,7 @@ from tests.examples import examples
 from tests.sim.harness import build, hybrid
 from twinserve.sim.fleet.prefix_index import PrefixIndex
 from twinserve.sim.fleet.routers.base import Measured, Router
-from twinserve.sim.fleet.signals import Signals
+from twinserve.sim.fleet.view import Signals
 
 TIMES = st.floats(0, 1000)
 SIGNALS = st.builds(

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.harness import Affine, build, hybrid, prefixes, simulate
 from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.policies.registry import policy_names
-from twinserve.sim.fleet.contents import content_ids, shared_contents
+from twinserve.sim.fleet.prefix_index import content_ids, shared_contents
 from twinserve.sim.results.files import POOL_GROUP
 from twinserve.traces.workload import (
     ApplicationInfo,

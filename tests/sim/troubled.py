@@ -16,7 +16,7 @@ from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Life
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router
-from twinserve.sim.fleet.routers.least_requests import LeastRequests
+from twinserve.sim.fleet.routers.plain import LeastRequests
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.options import Warmup
 from twinserve.sim.setup.audit import CROWDED, Auditor, crowd

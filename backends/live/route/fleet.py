@@ -16,8 +16,7 @@ from twinserve.backends.live.route.measured import KvMemory
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router, Verdict, chosen_without
-from twinserve.sim.fleet.signals import Signals
-from twinserve.sim.fleet.view import FleetView
+from twinserve.sim.fleet.view import FleetView, Signals
 from twinserve.sim.results.recorder import Load
 from twinserve.sim.results.routing import fields_of, without_nan
 

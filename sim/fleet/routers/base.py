@@ -14,8 +14,7 @@ from twinserve.policies.base import NoOptions, Options
 from twinserve.policies.requests import RequestClass
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.fleet.signals import Signals
-from twinserve.sim.fleet.view import FleetView
+from twinserve.sim.fleet.view import FleetView, Signals
 
 RouterOptions = TypeVar("RouterOptions", bound=Options)
 

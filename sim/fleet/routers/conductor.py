@@ -31,8 +31,7 @@ from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Shedding, Verdict
 from twinserve.sim.fleet.routers.prefixes import OfPrefixes, Prefixes
-from twinserve.sim.fleet.signals import Signals
-from twinserve.sim.fleet.view import FleetView
+from twinserve.sim.fleet.view import FleetView, Signals
 
 
 class ConductorOptions(Shedding):

@@ -22,8 +22,7 @@ from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Measured, of_events
 from twinserve.sim.fleet.routers.prefixes import OfPrefixes, Prefixes
-from twinserve.sim.fleet.signals import Signals
-from twinserve.sim.fleet.view import FleetView
+from twinserve.sim.fleet.view import FleetView, Signals
 
 
 class LlmDOptions(Measured):

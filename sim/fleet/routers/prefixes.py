@@ -6,8 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from twinserve.policies.kv.events import KvListener
-from twinserve.sim.fleet.prefix_index import PrefixIndex
-from twinserve.sim.fleet.recent_prefixes import RecentPrefixes
+from twinserve.sim.fleet.prefix_index import PrefixIndex, RecentPrefixes
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import PerRequest, RouterOptions
 from twinserve.sim.fleet.view import FleetView

@@ -1,16 +1,84 @@
-"""Autoscalers (docs/fleet.md): llm-d's, Dynamo's, and one that knows the future."""
+"""Autoscalers (docs/fleet.md): small objects that say how many replicas there shall be; llm-d's,
+Dynamo's, one that knows the future; and what asks them at their times."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 from pydantic import Field
 
+from twinserve.policies.base import Options
+from twinserve.policies.names import built
 from twinserve.profiles.composition import StepComposition, StepTimeModel, isolated_prefill_seconds
-from twinserve.sim.fleet.scaling.base import Scaler, Seen, Ticking
+from twinserve.sim.engine.clock import PLANS, Clock
+from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.replica import Life, Replica
 from twinserve.sim.results.recorder import Load
+
+ScalerOptions = TypeVar("ScalerOptions", bound="Ticking")
+
+
+class Ticking(Options):
+    """every  seconds from one decision to the next"""
+
+    every: float = Field(30.0, ge=0.1, le=86_400)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Work of requests that arrive from one time to another (seconds), in seconds of one replica;
+    their mean prompt, in tokens."""
+
+    seconds: Callable[[float, float], float]
+    prompt_tokens: Callable[[float, float], float]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an autoscaler looks at.
+
+    now       seconds
+    loads     of each replica that takes requests; its KV memory is that of `block_tokens` a block
+    starting  replicas that start up
+    models    of those replicas' step times
+    start_up_s  how long a start takes
+    """
+
+    now: float
+    loads: list[Load]
+    starting: int
+    models: list[StepTimeModel]
+    block_tokens: int
+    start_up_s: float
+    demand: Demand
+
+    @property
+    def replicas(self) -> int:
+        return len(self.loads) + self.starting
+
+
+class Scaler(ABC, Generic[ScalerOptions]):
+    """Decisions only. It may keep what it saw."""
+
+    name: ClassVar[str]
+    Options: type[ScalerOptions] = Ticking  # type: ignore[assignment]
+
+    def __init__(self, options: ScalerOptions | None = None) -> None:
+        self.options: ScalerOptions = options or self.Options()
+        self.setup()
+
+    def setup(self) -> None:
+        """The state of a new one; its options are set."""
+
+    @abstractmethod
+    def wants(self, seen: Seen) -> int:
+        """Replicas that there shall be, those that start up counted."""
 
 
 class Fixed(Scaler[Ticking]):
@@ -197,3 +265,84 @@ def _kv(load: Load) -> float:
 SCALERS: dict[str, type[Scaler]] = {
     kind.name: kind for kind in (Fixed, WorkloadVariant, DynamoPlanner, Perfect)
 }
+
+
+_STUCK = 1000  # decisions in a row while nothing happens and requests wait
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """least, most  replicas
+    start_up_s   from a start to taking requests
+    grace_s      after which a drained replica's requests are taken from it; None: never
+    """
+
+    least: int
+    most: int
+    start_up_s: float
+    grace_s: float | None = None
+
+
+class Autoscaler:
+    """start  called with seconds: a further replica starts up, and takes requests then
+    over   whether all requests have been sent
+
+    Of several replicas the latest goes first: one that starts up before one that serves.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        fleet: Fleet,
+        scaler: Scaler,
+        bounds: Bounds,
+        demand: Demand,
+        start: Callable[[float], Replica],
+        over: Callable[[], bool],
+    ) -> None:
+        self.clock, self.fleet, self.scaler, self.bounds = clock, fleet, scaler, bounds
+        self.demand = demand
+        self._start, self._over = start, over
+        clock.process(self._life())
+
+    def _life(self):
+        idle, tick = 0, 0
+        while True:
+            tick += 1
+            self.clock.idle_events += 1
+            # after what arrives and ends at this instant, before any replica plans
+            yield self.clock.at(tick * self.scaler.options.every, PLANS - 2)
+            self.clock.idle_events -= 1
+            idle = idle + 1 if self.clock.empty else 0
+            if idle > _STUCK or not self.fleet.active and self._over():
+                return
+            self._decide()
+
+    def _of(self, *lives: Life) -> list[Replica]:
+        return [replica for replica in self.fleet.replicas if replica.life in lives]
+
+    def _decide(self) -> None:
+        up, starting = self._of(Life.UP), self._of(Life.WARMING)
+        now = self.clock.now
+        seen = Seen(
+            now,
+            [replica.engine.load(now) for replica in up],
+            len(starting),
+            [replica.model for replica in up if replica.model is not None],
+            up[0].engine.core.ledger.block_tokens if up else 1,
+            self.bounds.start_up_s,
+            self.demand,
+        )
+        wanted = min(max(self.scaler.wants(seen), self.bounds.least), self.bounds.most)
+        change = wanted - seen.replicas
+        if not change:
+            return
+        for _ in range(change):
+            self._start(self.bounds.start_up_s)
+        for replica in [*reversed(starting), *reversed(up)][: max(-change, 0)]:
+            self.fleet.drain(replica.index, self.bounds.grace_s)
+
+
+def parse_scaler(text: str) -> Scaler:
+    """Read `wva`, or `dynamo:ttft=0.3`. Raises RegistryError."""
+    return built("autoscaler {}", "autoscaler", SCALERS, text)
