@@ -54,7 +54,7 @@ def numbers(where: str, kind: str) -> set[str]:
 
 @cache
 def defined(path: str) -> frozenset[str]:
-    """Functions and classes of a file, methods with their class's name before them."""
+    """Functions, classes and constants of a file, methods with their class's name before them."""
     found: set[str] = set()
 
     def walk(node: ast.AST, before: str) -> None:
@@ -63,6 +63,8 @@ def defined(path: str) -> frozenset[str]:
             if isinstance(child, ast.ClassDef | ast.FunctionDef):
                 found.add(f"{before}{child.name}")
                 name = f"{before}{child.name}."
+            elif isinstance(child, ast.Assign) and isinstance(child.targets[0], ast.Name):
+                found.add(f"{before}{child.targets[0].id}")
             walk(child, name)
 
     walk(ast.parse((ROOT / path).read_text()), "")

@@ -4,37 +4,182 @@ says what comes out.
 Figure numbers are those of the IEEE version; the ACM version counts each one higher, has
 OPT-13B, OPT-30B and Llama-3-70B in place of Qwen2.5, and adds LMSYS lengths. Both print the same
 improvements, so all five models are run.
+
+Models, lengths and objectives are the paper's: lengths of its Table II, Poisson arrivals,
+best-effort requests in closed-loop batches, 0.4 s and 0.2 s (Sec. VII-A). Of the rates it gives
+only the highest, and the size of a best-effort batch not at all. Traces are of ten minutes, as
+printed; figure `settings` varies that and what the paper leaves out. Step times are those of
+derived profiles, nothing is measured.
 """
 
 from __future__ import annotations
 
-import pandas as pd
-from matplotlib.figure import Figure as Canvas
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from twinserve.experiments.bros import points
+from twinserve.experiments.bros import why
 from twinserve.experiments.bros.claims import (
-    acm_claims,
-    bi_cache_claims,
-    hybrid_claims,
-    lmsys_claims,
+    CACHE_CLAIMS,
+    PART_CLAIMS,
     overhead_claims,
-    part_claims,
     preemption_claims,
-    pure_claims,
-)
-from twinserve.experiments.bros.runs import overhead, serve
-from twinserve.experiments.bros.tables import (
-    caches,
-    headline,
-    parts,
-    per_setting,
-    preemption,
     short,
 )
-from twinserve.experiments.study.curves import grid, legend, panels, ylog
+from twinserve.experiments.bros.headline import (
+    ACM,
+    OPT,
+    QWEN,
+    TGI,
+    headline,
+    hybrid_claims,
+    pure_claims,
+)
+from twinserve.experiments.study.curves import Bars, lines_of, ylog
+from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Figure, Study
-from twinserve.sim.sweep.statistics import over_seeds
+from twinserve.experiments.study.tables import Table
+from twinserve.sim.setup.config import PAPERS_ENGINE
 
+SLO = "ttft=0.4,tpot=0.2"
+RATES = (5.0, 10.0, 15.0)
+RATE = 10.0  # of ablations (Sec. VII-D)
+HIGH = 15.0  # near the highest rate that BROS is stable at
+POOL, SECONDS = 128, 600.0  # of arrivals (Sec. VII-A: "10-minute traces")
+# the first: vLLM of the paper's time
+POLICIES = ("vllm-v0", "round-robin", "bros")
+REAL_TIME_ONLY = "bros:best_effort=false,kv=paged"
+CACHES = {
+    "bi-cache": "bros",
+    "paged, recompute": "bros:kv=paged,swap=false",
+    "paged, swap": "bros:kv=paged",
+}
+PARTS = {
+    "bros": "bros",
+    "replacement until one fails": "bros:replacement=all",
+    "no replacement": "bros:replacement=none",
+    "fixed batch size": "bros:adaptive_batch=false",
+    "chunk=fit (ours)": "bros:chunk=fit",
+}
+# Attainments and proportions are shares. `be_rps` counts best-effort requests that ended while
+# real-time ones arrived. `saturated` and `unclear` say whether the queue of real-time requests
+# grows for as long as they arrive (`sim.results.saturation`), `growth_rps` by how many a second.
+COLUMNS = {
+    "normalized_ms": "classes.rt.normalized_latency_ms",
+    "be_rps": "classes.be.window_request_throughput or 0",
+    "ttft_attainment": "classes.rt.ttft_attainment",
+    "tpot_attainment": "classes.rt.tpot_attainment",
+    "every_gap_attainment": "classes.rt.every_gap_attainment",
+    "rt_rps": "classes.rt.request_throughput",
+    "ttft_p99_s": "classes.rt.p99_ttft_ms / 1000",
+    "token_attainment": "classes.rt.tpot_token_attainment",
+    "slo_attainment": "classes.rt.slo_attainment",
+    "ttft_s": "classes.rt.mean_ttft_ms / 1000",
+    "tpot_s": "classes.rt.mean_tpot_ms / 1000",
+    "be_ttft_s": "classes.be.mean_ttft_ms / 1000",
+    "saturated": "classes.rt.saturation.verdict == saturated",
+    "unclear": "classes.rt.saturation.verdict == unclear",
+    "growth_rps": "classes.rt.saturation.growth_per_s",
+    "step_ms": "scheduler.mean_step_ms",
+    "queueing": "classes.rt.queueing_proportion",
+    "recomputes": "kv.preemptions.recompute",
+    "swaps": "kv.preemptions.swap",
+    "batch": "scheduler.mean_batch",
+    "kv_peak": "kv.peak_use",
+}
+OVERHEAD = {
+    "step_ms": "scheduler.mean_step_ms",
+    "decision_ms": "decision_ms",
+    "share": "decision_share",
+}
+
+
+# -- grids -----------------------------------------------------------------------------------------
+def models(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    # the context of OPT
+    capped = {name: {"cap_length": 2048} for name in OPT}
+    return {name: {"profile": name, **capped.get(name, {})} for name in names}
+
+
+def grid(
+    names: Sequence[str],
+    vary: Mapping[Any, Any],
+    common: Mapping[str, Any],
+    few: Mapping[Any, Any] | None = None,
+    columns: Mapping[str, str] = COLUMNS,
+    quick_pool: int = 12,
+) -> Grid:
+    """Runs on the models `names`."""
+    base = {"trace": "sharegpt", "slo": SLO, **PAPERS_ENGINE}
+    quick = {"duration": 6.0, "pool": quick_pool, "requests": 60}
+    few = {"profile": 1} | (few or {})
+    return Grid({"profile": models(names), **vary}, base | common, columns, few=few, quick=quick)
+
+
+def hybrid(names: Sequence[str], lengths: str = "sharegpt", **more: Any) -> Grid:
+    """Figs. 9 and 10."""
+    vary = {"lengths": {lengths: {"trace": lengths}}, "rate": RATES, "policy": POLICIES}
+    return grid(names, vary, {"duration": SECONDS, "pool": POOL, **more}, {"rate": RATES[1:]})
+
+
+def parts_at(rate: float) -> Grid:
+    vary = {"rate": (rate,), "variant": {name: {"policy": p} for name, p in PARTS.items()}}
+    return grid(QWEN[:1], vary, {"duration": SECONDS, "pool": POOL})
+
+
+SOME = {"trace": "sharegpt", "rate": RATE, "duration": SECONDS, "pool": POOL}
+# one setting at a time is another than in `SOME`
+VARIED = {
+    ("pool", 128): {},
+    ("pool", 512): {"pool": 512},
+    ("slow", 1.0): {},
+    ("slow", 3.0): {"off": ["step", 3.0]},
+    ("duration", 60.0): {"duration": 60.0},
+    ("duration", SECONDS): {},
+}
+ALONE = ("vllm-v0", "vllm", *TGI)
+PREEMPTION = ("vllm-v0", "vllm", "preemptive-wait", "preemptive-wait:newcomers_preempt=false")
+PREEMPTIVE = grid(
+    (QWEN[0], OPT[0]),
+    {"rate": tuple(map(float, (4, 8, 12, 16, 24, 32, 48, 64))), "policy": PREEMPTION},
+    {"requests": 512},
+    {"rate": (24.0, 64.0)},
+)
+PURE = grid(
+    (*QWEN, *OPT),
+    {
+        "lengths": {"sharegpt": {}},
+        "rate": (9.0, 12.0, 15.0, 20.0),
+        "policy": {name: name for name in ALONE} | {"bros": REAL_TIME_ONLY},
+    },
+    {"duration": SECONDS},
+    {"rate": (12.0,)},
+)
+CACHED = grid(
+    (QWEN[1], *OPT),
+    {"cache": {name: {"policy": policy} for name, policy in CACHES.items()}},
+    SOME,
+    {"profile": OPT[1:]},
+    quick_pool=60,  # enough to fill the memory
+)
+SETTINGS = Grid(
+    {("varied", "value"): VARIED, "policy": POLICIES},
+    {"profile": QWEN[0], "slo": SLO, **PAPERS_ENGINE, **SOME},
+    COLUMNS,
+    few={("varied", "value"): (("slow", 1.0), ("slow", 3.0))},
+    quick={"duration": 6.0, "pool": 12},
+)
+# Wall-clock seconds of our own planning beside simulated step times; every step is planned by
+# itself. Not reproducible.
+OVERHEADS = grid(
+    QWEN,
+    {"rate": (6.0, 10.0)},
+    {"policy": "bros", "duration": SECONDS, "pool": POOL, "exact": True},
+    {"rate": 1},
+    OVERHEAD,
+)
+
+# -- tables and plots ------------------------------------------------------------------------------
 LOOKS = {
     "vllm-v0": {"color": "tab:blue"},
     "vllm": {"color": "tab:cyan"},
@@ -45,18 +190,21 @@ LOOKS = {
     "preemptive-wait": {"color": "tab:red"},
     "preemptive-wait:newcomers_preempt=false": {"color": "tab:purple", "linestyle": "--"},
 }
-RATE = "real-time requests/s"
-LATENCY = ("normalised latency, ms", 1.0)
+LATENCY = {"normalized_ms": ("normalised latency, ms", 1.0)}
+BEST_EFFORT = {"be_rps": ("best-effort requests/s", 1.0)}
 ATTAINMENTS = {
     "ttft_attainment": ("TTFT attainment, %", 100.0),
     "tpot_attainment": ("TPOT attainment, %", 100.0),
 }
+ALL = {**LATENCY, **ATTAINMENTS, **BEST_EFFORT}
 # Fig. 10 by both readings of TPOT: the mean of a request's gaps, and every gap
 READINGS = {
     "ttft_attainment": ("TTFT attainment, %", 100.0),
     "tpot_attainment": ("mean TPOT kept, %", 100.0),
     "every_gap_attainment": ("every gap kept, %", 100.0),
 }
+NAMES = {"pool": "requests in a best-effort batch", "slow": "factor on step times"}
+NAMES |= {"duration": "seconds of arrivals"}
 
 
 def _percent(axes, metric: str) -> None:
@@ -67,223 +215,171 @@ def _from_zero(axes, metric: str) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _plot_latency(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    metrics = {"normalized_ms": LATENCY, "be_rps": ("best-effort requests/s", 1.0)}
-    grid(canvas, table, "profile", metrics, "rate", "policy", LOOKS, _from_zero, short, RATE)
+def _log_latency(axes, metric: str) -> None:
+    if metric in LATENCY:
+        ylog(axes, metric)
 
 
-def _plot_attainment(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    grid(canvas, table, "profile", READINGS, "rate", "policy", LOOKS, _percent, short, RATE)
+def curves(metrics: Mapping[str, tuple[str, float]], finish=_from_zero, hybrid: bool = True):
+    x = "real-time requests/s" if hybrid else "requests/s"
+    return lines_of("profile", metrics, "rate", "policy", LOOKS, finish, short, x)
 
 
-def _plot_both(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    grid(canvas, table, "profile", BARS, "rate", "policy", LOOKS, _from_zero, short, RATE)
-
-
-def _plot_pure(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    metrics = {"normalized_ms": LATENCY, "rt_rps": ("requests/s served", 1.0)}
-    grid(
-        canvas, table, "profile", metrics, "rate", "policy", LOOKS, title=short, xlabel="requests/s"
+def bars(part: str, series: str, metrics: Mapping[str, tuple[str, float]]) -> Bars:
+    return Bars(
+        part, series, {name: label.removesuffix(", %") for name, (label, _) in metrics.items()}
     )
 
 
-def _plot_preemption(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    metrics = {"normalized_ms": LATENCY, "queueing": ("queueing proportion, %", 100.0)}
-
-    def finish(axes, metric):
-        if metric == "normalized_ms":
-            ylog(axes, metric)
-
-    grid(
-        canvas,
-        table,
-        "profile",
-        metrics,
-        "rate",
-        "policy",
-        LOOKS,
-        finish,
-        title=short,
-        xlabel="requests/s",
-    )
-
-
-def _plot_varied(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    names = {"pool": "requests in a best-effort batch", "slow": "factor on step times"}
-    names |= {"memory": "factor on KV blocks", "duration": "seconds of arrivals"}
-    metrics = {"normalized_ms": LATENCY, **ATTAINMENTS, "be_rps": ("best-effort requests/s", 1.0)}
-    grid(canvas, table, "varied", metrics, "value", "policy", LOOKS, _from_zero, names.get, " ")
-
-
-def _bars(labels: str, metrics: dict[str, tuple[str, float]], by: str):
-    """Bars of `metrics` for each of `labels`, a row of panels for each of `by`."""
-
-    def plot(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-        groups = list(table.groupby(by, sort=False))
-        axes = panels(
-            canvas, len(groups), len(metrics), height=0.35 * table[labels].nunique() + 0.9
-        )
-        for i, (name, part) in enumerate(groups):
-            for j, (metric, (label, factor)) in enumerate(metrics.items()):
-                error = part[f"{metric}_ci"].fillna(0.0) * factor
-                axes[i, j].barh(
-                    part[labels].astype(str),
-                    part[metric] * factor,
-                    xerr=error,
-                    color="tab:gray",
-                    capsize=2,
-                )
-                axes[i, j].invert_yaxis()
-                axes[i, j].set_xlabel(label)
-                axes[i, j].tick_params(axis="y", labelleft=j == 0)
-            axes[i, 0].set_title(short(str(name)), fontsize=9, loc="left")
-
-    return plot
+RELATIVE = ("normalized_ms", "be_rps", "be_ttft_s", "ttft_p99_s", "tpot_s", "step_ms")
+SHARES = ("ttft_attainment", "tpot_attainment", "token_attainment", "slo_attainment")
+OF_POLICIES = Table(("profile", "lengths", "rate", "policy"), COLUMNS)
+# Fig. 2: NAME_lower, than with first come, first served
+LOWER = Table(
+    ("profile", "rate", "policy"),
+    COLUMNS,
+    {f"{name}_lower": (name, "saving") for name in ("normalized_ms", "queueing")},
+    {"policy": "vllm-v0"},
+    ("profile", "rate"),
+)
+# NAME_gain: bi-cache's attainment over that of the row's cache
+BI_CACHE = Table(
+    ("profile", "cache"),
+    COLUMNS,
+    {f"{name}_gain": (name, "factor") for name in ATTAINMENTS},
+    {"cache": "bi-cache"},
+    ("profile",),
+)
+# NAME_change against BROS as it is: relative, but of shares the difference
+CHANGED = Table(
+    ("profile", "rate", "variant"),
+    COLUMNS,
+    {f"{name}_change": (name, "change") for name in RELATIVE}
+    | {f"{name}_change": (name, "difference") for name in SHARES},
+    {"variant": "bros"},
+    ("profile", "rate"),
+)
+OVERHEAD_BARS = Bars(
+    "profile",
+    "rate",
+    {"step_ms": "step (simulated), ms", "decision_ms": "planning (measured), ms"},
+    legend=("6 requests/s", "10 requests/s"),
+)
+PART_BARS = bars("variant", "profile", ALL)
 
 
-def _plot_overhead(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    (axes,) = panels(canvas, 1, 1, width=5)[0]
-    settings = zip(table.profile, table.rate, strict=True)
-    names = [f"{short(p)}\n{r:g} requests/s" for p, r in settings]
-    axes.bar(names, table.step_ms, color="tab:gray", label="step (simulated)")
-    axes.bar(
-        names, table.decision_ms, bottom=table.step_ms, color="tab:red", label="planning (measured)"
-    )
-    axes.set_ylabel("ms an iteration")
-    legend(canvas, axes)
+# -- figures ---------------------------------------------------------------------------------------
+def figure(name: str, title: str, points, table, plot=None, claims=lambda table: ()) -> Figure:
+    return Figure(name, title, points, run, table, plot, claims)
 
 
-def _plot_parts(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    settings = [
-        f"{short(p)}, {r:g} requests/s" for p, r in zip(table.profile, table.rate, strict=True)
-    ]
-    _bars("variant", BARS, "setting")(canvas, table.assign(setting=settings), found)
-
-
-BARS = {"normalized_ms": LATENCY, **ATTAINMENTS, "be_rps": ("best-effort requests/s", 1.0)}
-HYBRID = per_setting(["profile", "lengths", "rate", "policy"])
 STUDY = Study(
     "bros",
     "Wan et al., BROS, IEEE version; figures with LMSYS lengths and all means over 15 settings: "
     "ACM version",
     [
-        Figure(
+        figure(
             "fig2",
             "first come, first served against preemption at every iteration",
-            points.preemptive,
-            serve,
-            preemption,
-            _plot_preemption,
+            PREEMPTIVE,
+            LOWER,
+            curves(LATENCY | {"queueing": ("queueing proportion, %", 100.0)}, _log_latency, False),
             preemption_claims,
         ),
-        Figure(
+        figure(
             "fig9",
             "latency and best-effort throughput, hybrid loads",
-            points.hybrid,
-            serve,
-            HYBRID,
-            _plot_latency,
+            hybrid(QWEN),
+            OF_POLICIES,
+            curves(LATENCY | BEST_EFFORT),
         ),
-        Figure(
+        figure(
             "fig10",
             "attainment of objectives, hybrid loads",
-            points.hybrid,
-            serve,
-            HYBRID,
-            _plot_attainment,
+            hybrid(QWEN),
+            OF_POLICIES,
+            curves(READINGS, _percent),
         ),
-        Figure(
+        figure(
             "hybrid",
             "Figs. 9 and 10 over all settings, models of the IEEE version",
-            points.hybrid,
-            serve,
+            hybrid(QWEN),
             headline,
-            None,
-            hybrid_claims,
+            claims=hybrid_claims(why.HYBRID, why.MEANS),
         ),
-        Figure(
+        figure(
             "acm",
             "the same with the models of the ACM version, over all settings",
-            points.acm,
-            serve,
+            hybrid(ACM),
             headline,
-            None,
-            acm_claims,
+            claims=hybrid_claims(why.ACM, why.ACM_MEANS),
         ),
-        Figure(
+        figure(
             "lmsys",
             "the same with LMSYS lengths, over all settings",
-            points.lmsys,
-            serve,
+            hybrid(ACM, "lmsys"),
             headline,
-            None,
-            lmsys_claims,
+            claims=hybrid_claims(why.LMSYS, why.LMSYS["tpot_attainment"], in_time=False),
         ),
-        Figure(
+        figure(
             "fig11",
             "real-time requests alone",
-            points.pure,
-            serve,
-            per_setting(["profile", "lengths", "rate", "policy"]),
-            _plot_pure,
+            PURE,
+            OF_POLICIES,
+            curves(LATENCY | {"rt_rps": ("requests/s served", 1.0)}, lambda *_: None, False),
         ),
-        Figure(
-            "pure", "Fig. 11 over all settings", points.pure, serve, headline, None, pure_claims
-        ),
-        Figure(
+        figure("pure", "Fig. 11 over all settings", PURE, headline, claims=pure_claims),
+        figure(
             "fig12",
             "with and without the bidirectional cache, 10 requests/s",
-            points.caches,
-            serve,
-            caches,
-            _bars("cache", ATTAINMENTS, "profile"),
-            bi_cache_claims,
+            CACHED,
+            BI_CACHE,
+            bars("profile", "cache", ATTAINMENTS),
+            CACHE_CLAIMS,
         ),
-        Figure(
+        figure(
             "fig13",
             "scheduling overhead (wall-clock time of planning: differs from run to run)",
-            points.overheads,
-            overhead,
-            lambda found: over_seeds(
-                found, ["profile", "rate"], ["step_ms", "decision_ms", "share"]
-            ),
-            _plot_overhead,
+            OVERHEADS,
+            Table(("profile", "rate"), tuple(OVERHEAD)),
+            OVERHEAD_BARS,
             overhead_claims,
         ),
-        Figure(
+        figure(
             "parts",
             "BROS with and without its parts, Qwen2.5-14B, 10 requests/s",
-            points.parts,
-            serve,
-            parts,
-            _plot_parts,
-            part_claims,
+            parts_at(RATE),
+            CHANGED,
+            PART_BARS,
+            PART_CLAIMS[RATE],
         ),
-        Figure(
+        figure(
             "parts_high",
             "the same at 15 requests/s",
-            points.parts_high,
-            serve,
-            parts,
-            _plot_parts,
-            part_claims,
+            parts_at(HIGH),
+            CHANGED,
+            PART_BARS,
+            PART_CLAIMS[HIGH],
         ),
-        Figure(
+        figure(
             "settings",
             "ours: one setting at a time, Qwen2.5-14B, ShareGPT lengths, 10 requests/s",
-            points.varied,
-            serve,
-            per_setting(["varied", "value", "policy"]),
-            _plot_varied,
+            SETTINGS,
+            Table(("varied", "value", "policy"), COLUMNS),
+            lines_of("varied", ALL, "value", "policy", LOOKS, _from_zero, NAMES.get, " "),
         ),
-        Figure(
+        figure(
             "slow",
             "ours: OPT on an engine whose steps take three times as long",
-            points.slow,
-            serve,
-            HYBRID,
-            _plot_both,
+            hybrid(OPT, off=["step", 3.0]),
+            OF_POLICIES,
+            curves(ALL),
         ),
-        Figure("slow_means", "ours: the same over all settings", points.slow, serve, headline),
+        figure(
+            "slow_means",
+            "ours: the same over all settings",
+            hybrid(OPT, off=["step", 3.0]),
+            headline,
+        ),
     ],
 )

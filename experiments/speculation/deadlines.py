@@ -11,13 +11,13 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from twinserve.experiments.bros.runs import SLO, metrics
+from twinserve.experiments.bros.main import COLUMNS, SLO
 from twinserve.experiments.study.curves import legend, lines, panels
 from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Figure
 from twinserve.experiments.study.tables import Cell, Table, Text, mean
-from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
-from twinserve.sim.setup.run import simulate
+from twinserve.sim.setup.config import PAPERS_ENGINE
 
 ENGINE = "qwen2.5-14b@a100-40g:tp2"
 POOL = 128  # best-effort requests in a batch, as in the BROS study
@@ -44,37 +44,28 @@ SHARES = ("ttft_attainment", "tpot_attainment", "token_attainment")
 RATIOS = ("normalized_ms", "be_rps", "step_ms")
 BY = ["drafts", "rate"]
 GRID = Grid(
-    {"rate": RATES, "drafts": tuple(ARMS)},
-    {"seconds": SECONDS},
+    {
+        "rate": RATES,
+        "drafts": {
+            name: {"policy": f"bros:kv=paged,{options}"}
+            | ({} if drafts is None else {"speculate": f"{drafts},method=eagle"})
+            for name, (options, drafts) in ARMS.items()
+        },
+    },
+    {
+        "profile": ENGINE,
+        "step_times": "roofline",
+        "trace": "sharegpt",
+        "duration": SECONDS,
+        "pool": POOL,
+        "slo": SLO,
+        **PAPERS_ENGINE,
+    },
+    {**COLUMNS, "verified": "verified"},
     where=lambda at: at["rate"] != FULL or at["drafts"] in FULL_ARMS,
     few={"rate": QUICK_RATES, "drafts": QUICK_ARMS},
-    quick={"seconds": 60.0},
+    quick={"duration": 60.0},
 )
-
-
-def run_point(drafts: str, rate: float, seed: int, seconds: float) -> dict:
-    """What `twinserve.experiments.bros.runs.metrics` says of one run, and `verified`: of the
-    requests that decode in a step, the share that verifies drafts."""
-    options, speculate = ARMS[drafts]
-    policy = f"bros:kv=paged,{options}"
-    config = SimulationConfig(
-        policy=(policy,),
-        profile=ENGINE,
-        step_times="roofline",
-        speculate=None if speculate is None else f"{speculate},method=eagle",
-        trace="sharegpt",
-        rate=rate,
-        seed=seed,
-        duration=seconds,
-        pool=POOL,
-        slo=SLO,
-        **PAPERS_ENGINE,
-    )
-    result = simulate(config)[policy]
-    steps = result.rows.steps
-    decodes = int(steps.decode_requests.sum())
-    verified = 0 if speculate is None else int(steps.verifying_requests.sum())
-    return {**metrics(result), "verified": verified / decodes}
 
 
 # Means, and as NAME_change the difference to the same seed without drafts (shares), or the ratio.
@@ -135,4 +126,4 @@ def plot(canvas: Canvas, found: pd.DataFrame, points: pd.DataFrame) -> None:
     legend(canvas, axes[0, 0])
 
 
-FIGURE = Figure("deadlines", "BROS's deadlines", GRID, run_point, table, plot, text=TEXT)
+FIGURE = Figure("deadlines", "BROS's deadlines", GRID, run, table, plot, text=TEXT)

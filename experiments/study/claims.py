@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from twinserve.experiments.study.verdict import Claim, judge
+from twinserve.experiments.study.verdict import Claim, Verdict, judge, judge_direction
 from twinserve.sim.sweep.statistics import shown
 
 
@@ -19,23 +19,25 @@ class Said:
     where    figure, table or section of the paper
     what     the quantity, with its unit and its setting
     paper    as printed
-    number   the same as a number
+    number   the same as a number; None: only a direction, and `paper` is `higher` or `lower`
     row      column -> value: the row of the table that speaks to it
     column   of that row, with its interval
     why      what makes the difference if ours is another: the run that shows it, or `not known`
     neutral  what would be no effect (0 for a change, 1 for a ratio); None: an amount
     factor   of the paper's unit over ours
+    text     how ours is printed
     """
 
     where: str
     what: str
     paper: str
-    number: float
+    number: float | None
     row: Mapping[str, Any]
     column: str
     why: str
     neutral: float | None = None
     factor: float = 1.0
+    text: str = "{}"
 
     def beside(self, table: pd.DataFrame) -> Claim | None:
         """This claim with our number and the verdict; None where the table lacks the row, as that
@@ -46,10 +48,17 @@ class Said:
         if found.empty:
             return None
         ours, half = (self.factor * found.iloc[0][n] for n in (self.column, f"{self.column}_ci"))
-        verdict = judge(ours, half, self.number, self.neutral, abs(self.factor))
+        verdict = self._judged(ours, half)
+        text = self.text.format(shown(ours, half))
         directed = self.neutral is not None
-        text = shown(ours, half)
         return Claim.judged(self.where, self.what, self.paper, text, verdict, self.why, directed)
+
+    def _judged(self, ours: float, half: float) -> Verdict:
+        whole = abs(self.factor)
+        if self.number is not None:
+            return judge(ours, half, self.number, self.neutral, whole)
+        sign = {"higher": 1.0, "lower": -1.0}[self.paper]
+        return judge_direction(sign * (ours - (self.neutral or 0.0)), half, whole)
 
 
 def claims(*said: Said) -> Callable[[pd.DataFrame], list[Claim]]:

@@ -68,11 +68,18 @@ def column(result: RunResult, text: str) -> float:
     """A number of a run.
 
     text  dotted name in the summary (docs/metrics.md), a sum of such names (`A + B`), one of them
-          over a number (`A / 1000`) or over another one (`A / B`), or a name of `OF_ROWS`; nan
-          where the summary has none
+          over a number (`A / 1000`) or over another one (`A / B`), whether one is a word (`A ==
+          saturated`, 1 or 0), or a name of `OF_ROWS`; nan where the summary has none, or 0 as told
+          (`A or 0`)
     """
     if text in OF_ROWS:
         return OF_ROWS[text](result)
+    if " == " in text:
+        name, _, word = text.partition(" == ")
+        return float(_value(result.summary, name) == word)
+    if text.endswith(" or 0"):
+        found = _value(result.summary, text.removesuffix(" or 0"))
+        return 0.0 if found != found else found
     over, _, by = text.partition(" / ")
     found = sum(_value(result.summary, name) for name in over.split(" + "))
     if not by:
@@ -107,8 +114,30 @@ def busiest(result: RunResult) -> float:
     return float(sent.max() * len(result.summary["replicas"]) / sent.sum())
 
 
+def decision_ms(result: RunResult) -> float:
+    """Wall-clock time of a decision on this machine, which differs from run to run."""
+    return result.timing["decision_mean_s"] * 1e3
+
+
+def decision_share(result: RunResult) -> float:
+    """`decision_ms` over a decision and a simulated step."""
+    decision = decision_ms(result)
+    return decision / (decision + result.summary["scheduler"]["mean_step_ms"])
+
+
+def verified(result: RunResult) -> float:
+    """Of the requests that decode in a step, the share that verifies drafts."""
+    steps = result.rows.steps
+    if "verifying_requests" not in steps:
+        return 0.0
+    return int(steps.verifying_requests.sum()) / int(steps.decode_requests.sum())
+
+
 OF_ROWS: Mapping[str, Callable[[RunResult], float]] = {
     "online_span_s": online_span_s,
     "offline_left": offline_left,
     "busiest": busiest,
+    "decision_ms": decision_ms,
+    "decision_share": decision_share,
+    "verified": verified,
 }

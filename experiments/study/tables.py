@@ -23,7 +23,8 @@ class Table:
     interval.
 
     by        columns that tell rows apart
-    values    columns whose mean is shown; None: all others
+    values    columns whose mean is shown, those that there are (kept runs can be older than a
+              metric); None: all others
     gains     new column -> (column that is compared, kind of `paired.KINDS`), seed by seed
     base      what gains are against: rows with these values; or of those with the same values in
               `pair` the first one, or the one before, in the order of the runs
@@ -46,6 +47,7 @@ class Table:
         values = self.values
         if values is None:
             values = [name for name in points if name not in (*self.by, *REPEATS)]
+        values = [name for name in values if name in points]
         found = over_seeds(rows, self.by, [*self.gains, *values])
         for name, (gain, neutral, words) in self.verdicts.items():
             pairs = zip(found[gain], found[f"{gain}_ci"], strict=True)

@@ -69,12 +69,17 @@ def test_columns_are_numbers_of_the_summary():
             "both": "classes.rt.submitted + classes.be.submitted",
             "share": "classes.rt.submitted / classes.rt.submitted",
             "none": "classes.nobody.submitted",
+            "nothing": "classes.nobody.submitted or 0",
+            "steady": "classes.rt.saturation.verdict == saturated",
+            "verified": "verified",
+            "planning": "decision_share",
             "left": "offline_left",
             "span_s": "online_span_s",
         },
     )
     assert row["kept"] == 1.0 and np.isnan(row["none"]) and row["share"] == 1.0
     assert row["both"] == row["online"] + 30 and row["ttft_s"] == row["ttft_ms"] / 1000
+    assert row["nothing"] == row["steady"] == row["verified"] == 0 < row["planning"] < 1
     assert 0 <= row["left"] < 30 and 0 < row["span_s"] < 3
 
 
@@ -132,6 +137,12 @@ def test_a_number_of_a_paper_stands_beside_a_row():
     assert (claim.ours, claim.verdict, claim.why) == ("50 ± 1", "agrees", "")
     (claim,) = claims(replace(said, row={"part": "a"}, neutral=None))(table)
     assert (claim.verdict, claim.why, claim.directed) == ("differs", "not known", False)
+    # no number is printed, only a direction
+    said = replace(said, paper="lower", number=None, text="{} points")
+    (claim,) = claims(said)(table)
+    assert (claim.ours, claim.verdict, claim.paper) == ("50 ± 1 points", "differs", "lower")
+    assert claims(replace(said, paper="higher"))(table)[0].verdict == "agrees"
+    assert claims(replace(said, paper="higher", neutral=48.0))(table)[0].verdict == "no effect"
 
 
 def test_a_file_that_is_no_study_is_a_line(tmp_path, capsys):

@@ -1,0 +1,235 @@
+"""BROS against each baseline over all settings, and what the paper says of that.
+
+The paper's improvements are averages over settings, and its multipliers exceed what the ratio of
+its own means allows (a TTFT attainment of 10.55 % times 11.75 is more than 100 %). So they must be
+means of the settings' ratios. Both are shown: `ratio` is the mean over settings of BROS over the
+baseline, without settings in which the baseline has 0, `of_means` BROS's mean over the baseline's.
+Intervals are over seeds, each of which gives one such mean; a seed that lacks a setting gives none.
+`bros_saturated` and `other_saturated` count the settings in which the queue of real-time requests
+grows for as long as they arrive: means of these depend on the length of the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from twinserve.experiments.bros import why
+from twinserve.experiments.study.verdict import Claim, judge, judge_direction, worst
+from twinserve.sim.sweep.statistics import over_seeds, shown
+
+QWEN = ("qwen2.5-14b@a100-40g:tp2", "qwen2.5-32b@a100-40g:tp4")  # of the IEEE version
+OPT = ("opt-13b@a100-40g:tp2", "opt-30b@a100-40g:tp4")
+ACM = (*OPT, "llama-3-70b@a100-80g:tp8")  # of the ACM version
+VERSIONS = {"ACM": ACM, "IEEE": QWEN}
+# Fig. 11. The paper's clients ask for as many tokens as they get; one number stands for all here:
+# the policy's default, and one near the mean answer.
+TGI = ("tgi", "tgi:max_new_tokens=256")
+# highest rate of the second average: at 15 requests/s some models are past their capacity
+LOW = 10.0
+NAMES = {
+    "normalized_ms": "normalised latency",
+    "be_rps": "best-effort throughput",
+    "ttft_attainment": "TTFT attainment",
+    "tpot_attainment": "TPOT attainment",
+    "every_gap_attainment": "TPOT attainment by every gap",
+    "rt_rps": "throughput",
+    "ttft_p99_s": "P99 TTFT",
+}
+BASELINES = {"vllm-v0": "vLLM", "round-robin": "RR", "bros": "BROS"}
+# Sec. VII-B of the IEEE version; LMSYS: Sec. 7.2 of the ACM version. Lengths and quantity ->
+# change or factor against a baseline.
+IMPROVED = {
+    ("sharegpt", "normalized_ms"): {"vllm-v0": -0.7420, "round-robin": -0.5431},
+    ("sharegpt", "be_rps"): {"vllm-v0": -0.1129, "round-robin": -0.0880},
+    ("sharegpt", "ttft_attainment"): {"vllm-v0": 36.38, "round-robin": 11.75},
+    ("sharegpt", "tpot_attainment"): {"vllm-v0": 1.73, "round-robin": 1.47},
+    ("lmsys", "normalized_ms"): {"vllm-v0": -0.6961, "round-robin": -0.2577},
+    ("lmsys", "be_rps"): {"vllm-v0": -0.1767, "round-robin": -0.1518},
+    ("lmsys", "ttft_attainment"): {"vllm-v0": 21.42, "round-robin": 14.23},
+    ("lmsys", "tpot_attainment"): {"vllm-v0": 2.62, "round-robin": 2.28},
+}
+PURE = {
+    ("sharegpt", "normalized_ms"): {"vllm-v0": -0.2936},
+    ("sharegpt", "rt_rps"): {"vllm-v0": 1.08},
+}
+# Mean attainments over settings, of a policy.
+MEANS = {
+    ("sharegpt", "ttft_attainment"): {"vllm-v0": 0.0128, "round-robin": 0.1055},
+    ("sharegpt", "tpot_attainment"): {"bros": 0.6549, "round-robin": 0.4734},
+    ("lmsys", "tpot_attainment"): {"bros": 0.7538, "round-robin": 0.4281},
+}
+# The paper's TPOT attainment is judged by both of its readings: the mean of a request's gaps
+# (Sec. VII-A), and every gap (constraint (6)).
+READINGS = {"tpot_attainment": ("tpot_attainment", "every_gap_attainment")}
+
+
+# -- table -----------------------------------------------------------------------------------------
+def headline(points: pd.DataFrame) -> pd.DataFrame:
+    """BROS against each baseline over all settings of a version, lengths and rates."""
+    rows = []
+    for rates, some in (("all", points), ("low", points[points.rate <= LOW])):
+        for version, models in VERSIONS.items():
+            mine = some[some.profile.isin(models)]
+            for lengths, part in mine.groupby("lengths", sort=False):
+                for baseline in dict.fromkeys(part.policy[part.policy != "bros"]):
+                    where = {"version": version, "rates": rates, "lengths": lengths}
+                    where["baseline"] = baseline
+                    shown_here = [name for name in NAMES if name in part]
+                    rows += [where | _compared(part, baseline, name) for name in shown_here]
+    return pd.DataFrame(rows)
+
+
+def _compared(part: pd.DataFrame, baseline: str, quantity: str) -> dict:
+    found = []
+    for _, seed in part.groupby("seed"):
+        both = seed.pivot(
+            index=["profile", "rate"], columns="policy", values=[quantity, "saturated"]
+        )
+        ours, theirs = both[quantity, "bros"], both[quantity, baseline]
+        if ours.isna().any() or theirs.isna().any():
+            continue  # a mean over other settings would be another mean
+        ours, theirs = ours.to_numpy(), theirs.to_numpy()
+        ratios = ours[theirs > 0] / theirs[theirs > 0] if (theirs > 0).any() else np.array([np.nan])
+        found.append(
+            {
+                "quantity": quantity,
+                "ratio": ratios.mean(),
+                "of_means": ours.mean() / theirs.mean() if theirs.mean() > 0 else np.nan,
+                "lowest": ratios.min(),
+                "best": ratios.max(),
+                "left_out": (theirs <= 0).sum(),
+                "bros": ours.mean(),
+                "other": theirs.mean(),
+                "settings": len(both),
+                "bros_saturated": both["saturated", "bros"].sum(),
+                "other_saturated": both["saturated", baseline].sum(),
+            }
+        )
+    frame = pd.DataFrame(found)
+    return over_seeds(frame, ["quantity"], list(frame)[1:]).iloc[0].to_dict()
+
+
+# -- claims ----------------------------------------------------------------------------------------
+Marks = Mapping[tuple[str, str], Mapping[str, float]]
+
+
+def hybrid_claims(reasons: Mapping[str, str], of_means: str, in_time: bool = True) -> Callable:
+    """Of Figs. 9 and 10. reasons: why an improvement is not the paper's, by quantity."""
+
+    def claims(table: pd.DataFrame) -> list[Claim]:
+        found = [*_improved(table, IMPROVED, "Figs. 9-10", reasons), *_means(table, of_means)]
+        return [*found, nobody_in_time(table, of_means)] if in_time else found
+
+    return claims
+
+
+def pure_claims(table: pd.DataFrame) -> list[Claim]:
+    return [*_improved(table, PURE, "Fig. 11", why.PURE), *_tgi(table)]
+
+
+def _each(marks: Marks) -> Iterator[tuple[str, str, str, float]]:
+    """Lengths, quantity, policy and number of each mark, by every reading of the quantity."""
+    for (lengths, quantity), of_policies in marks.items():
+        for reading in READINGS.get(quantity, (quantity,)):
+            for policy, number in of_policies.items():
+                yield lengths, reading, policy, number
+
+
+def _rows(
+    table: pd.DataFrame, lengths: str, quantity: str, baseline: str, rates: str = "all"
+) -> dict[str, Any]:
+    """version -> row of `headline`, the first of which is judged: the models of ACM where they were
+    run (the paper's "15 cases")."""
+    wanted = {"rates": rates, "lengths": lengths, "quantity": quantity, "baseline": baseline}
+    for name, value in wanted.items():
+        table = table[table[name] == value]
+    return {row.version: row for row in table.itertuples()}
+
+
+def _improved(
+    table: pd.DataFrame, marks: Marks, where: str, reasons: Mapping[str, str]
+) -> list[Claim]:
+    """Beside the claim of a version stands the same at the lower rates."""
+    found = []
+    for lengths, quantity, baseline, paper in _each(marks):
+        rows = _rows(table, lengths, quantity, baseline)
+        if not rows:
+            continue
+        (version, row), change = next(iter(rows.items())), paper < 0
+        verdict = judge(row.ratio - change, row.ratio_ci, paper, float(not change))
+        low = _rows(table, lengths, quantity, baseline, "low").get(version)
+        rows |= {} if low is None else {f"{version} up to {LOW:g}/s": low}
+        ours = "; ".join(f"{name}: {_said(each, change)}" for name, each in rows.items())
+        what = f"{NAMES[quantity]}, BROS against {BASELINES[baseline]}, {lengths}"
+        printed = f"{paper:+.2%}" if change else f"x {paper:g}"
+        reason = reasons.get(quantity, reasons.get("tpot_attainment", ""))
+        found.append(Claim.judged(where, what, printed, ours, verdict, reason))
+    return found
+
+
+def _said(row: Any, change: bool) -> str:
+    if not np.isfinite(row.ratio):
+        return "the baseline has 0 everywhere"
+    if change:
+        of_means = f"of means {100 * (row.of_means - 1):.3g} %"
+        return f"{shown(100 * (row.ratio - 1), 100 * row.ratio_ci)} % ({of_means})"
+    out = f", {row.left_out:.3g} of {row.settings:.0f} settings at 0 left out"
+    out = out if row.left_out else ""
+    return f"x {shown(row.ratio, row.ratio_ci)} (of means x {row.of_means:.3g}{out})"
+
+
+def _means(table: pd.DataFrame, reason: str) -> list[Claim]:
+    """Claims on mean attainments over settings."""
+    found = []
+    for lengths, quantity, policy, paper in _each(MEANS):
+        column, baseline = ("bros", "round-robin") if policy == "bros" else ("other", policy)
+        rows = _rows(table, lengths, quantity, baseline)
+        if not rows:
+            continue
+        values = {
+            version: (getattr(row, column), getattr(row, f"{column}_ci"))
+            for version, row in rows.items()
+        }
+        verdict = judge(*next(iter(values.values())), paper, neutral=None)
+        ours = "; ".join(f"{v}: {shown(100 * m, 100 * half)} %" for v, (m, half) in values.items())
+        what = f"{NAMES[quantity]} of {BASELINES[policy]}, mean over settings, {lengths}"
+        printed = f"{paper:.2%}"
+        found.append(Claim.judged("Sec. VII-B", what, printed, ours, verdict, reason, False))
+    return found
+
+
+def nobody_in_time(table: pd.DataFrame, reason: str) -> Claim:
+    """Sec. 7.2.2 of the ACM version: vLLM "fails to meet the TTFT SLOs in 8 out of 15 cases"; here:
+    its attainment is 0."""
+    rows = _rows(table, "sharegpt", "ttft_attainment", "vllm-v0")
+    first = next(iter(rows.values()))
+    share, half = first.left_out / first.settings, first.left_out_ci / first.settings
+    ours = "; ".join(
+        f"{version}: {shown(row.left_out, row.left_out_ci)} of {row.settings:.0f}"
+        for version, row in rows.items()
+    )
+    what = "settings in which vLLM keeps no TTFT objective, sharegpt"
+    verdict = judge(share, half, 8 / 15, None)
+    return Claim.judged("Sec. 7.2.2 (ACM)", what, "8 of 15", ours, verdict, reason, False)
+
+
+def _tgi(table: pd.DataFrame) -> list[Claim]:
+    """Of TGI the paper draws curves of Fig. 11 and prints no number, only that BROS outperforms
+    both systems."""
+    found = []
+    for baseline in TGI:
+        for quantity, paper, sign in (("normalized_ms", "lower", -1), ("rt_rps", "higher", 1)):
+            rows = _rows(table, "sharegpt", quantity, baseline)
+            ours = "; ".join(
+                f"{version}: {shown(100 * (row.ratio - 1), 100 * row.ratio_ci)} %"
+                for version, row in rows.items()
+            )
+            words = (judge_direction(sign * (r.ratio - 1), r.ratio_ci) for r in rows.values())
+            what = f"{NAMES[quantity]}, BROS against TGI (`{baseline}`), sharegpt"
+            printed, reason = f"{paper}, curves only", why.PURE[quantity]
+            found.append(Claim.judged("Fig. 11", what, printed, ours, worst(*words), reason))
+    return found
