@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +54,7 @@ def compare(
     overwrite: bool
         Replace a former comparison in --out.
     """
+    from twinserve.sim.results.command import command
     from twinserve.sim.results.files import find_runs, read_run
     from twinserve.sim.setup.measured import metrics_options
     from twinserve.sim.twin.compare_report import check_target, lines, write
@@ -67,7 +69,10 @@ def compare(
         found = compared(runs, measured, every_s, rerun, progress.begin)
     print("\n".join(lines(found)))
     if out is not None:
-        print(write(out, found, overwrite))
+        given = {"format": format, "columns": columns, "benchmark": benchmark}
+        given |= {"metrics_every": metrics_every, "rerun": rerun, "out": out}
+        again = f"{command('twinserve compare', given)} {shlex.join(map(str, paths))}"
+        print(write(out, found, overwrite, again))
 
 
 def _sides(

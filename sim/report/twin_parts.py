@@ -46,6 +46,7 @@ _COMPARISON = Shape(
         ),
     },
     known={
+        "again": _TEXT,
         "notices": Shape("list", rest=_TEXT),
         "curves": Shape(
             "list",
@@ -108,6 +109,8 @@ def comparison_part(found: Found) -> Part:
         body.append(cells)
     blocks.append(table(head, body))
     blocks += [c for c in (*_measured_curves(document), *_measured_windows(document)) if c.curves]
+    if document.get("again"):
+        blocks += [heading("To run it again"), listing(document["again"])]
     return Part(f"Comparison {found.label}", tuple(blocks))
 
 

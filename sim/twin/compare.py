@@ -102,10 +102,12 @@ def _spread(values: np.ndarray) -> float | None:
 
 def number(served: Served, metric: str, statistic: str) -> float:
     """A statistic of a metric; NaN where there is none."""
-    if metric == "throughput":
+    if metric == "throughput" and served.stated is None:
         seconds = served.duration_s
         known = len(served) and (served.output_tokens >= 0).all()
         return float(served.output_tokens.sum() / seconds) if seconds > 0 and known else np.nan
+    if served.stated is not None:
+        return served.stated.get((metric, statistic), np.nan)
     of_tokens = metric in ("prompt", "output")
     if served.histograms is not None:
         return _of_histogram(served, f"{metric}_tokens" if of_tokens else metric, statistic)
@@ -230,11 +232,19 @@ def distance(metric: str, measured: Sequence[Served], run: Served) -> Distance |
     )
 
 
+def latency_rows(rows: Sequence[Row]) -> list[Row]:
+    """Those of all requests' latencies, means and percentiles alike."""
+    latencies = [name for name in METRICS if name != "queued"]
+    return [row for row in rows if row.service_class == "all" and row.metric in latencies]
+
+
 def error(rows: Sequence[Row], run: int) -> float:
-    """The mean absolute relative error of the run's latencies, means and percentiles alike."""
-    found = [
-        abs(row.errors()[run])
-        for row in rows
-        if row.service_class == "all" and row.metric in METRICS and row.metric != "queued"
-    ]
+    """The mean absolute relative error of the run's latencies."""
+    found = [abs(row.errors()[run]) for row in latency_rows(rows)]
     return float(np.mean(found)) if found else float("nan")
+
+
+def tolerance(rows: Sequence[Row]) -> float:
+    """The error up to which a run agrees: the mean spread of repeats, or TOLERANCE if there are
+    none."""
+    return float(np.mean([_allowed(row.spread) for row in latency_rows(rows)] or [TOLERANCE]))

@@ -14,6 +14,7 @@ from twinserve.sim.report.figures import STYLE, new_figure, png
 from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.folders import may_replace, resolved, whole_folder
+from twinserve.sim.results.options import spoken
 from twinserve.sim.twin import compare
 from twinserve.sim.twin.compare import Row, Window
 from twinserve.sim.twin.compare_terms import CLOSER, Rerun
@@ -42,7 +43,7 @@ class Comparison:
 
 
 def lines(found: Comparison) -> Iterator[str]:
-    """The comparison as Markdown, which reads as text too."""
+    """The comparison as Markdown, which reads as text too: verdicts first."""
     repeats = len(found.measured)
     said = list(
         overload(
@@ -53,7 +54,8 @@ def lines(found: Comparison) -> Iterator[str]:
             [(run.name, queue) for run, queue in zip(found.runs, found.run_queues, strict=True)],
         )
     )
-    yield from (*said, "") if said else ()
+    said += [verdict(found, number) for number in range(len(found.runs))]
+    yield from (*said, "")
     yield (
         "| class | metric | | measured | spread | "
         + " | ".join(f"{run.name} | error" for run in found.runs)
@@ -87,13 +89,11 @@ def _of_run(found: Comparison, number: int, run: Served) -> Iterator[str]:
     if all(served) and any(len(run) != n for n in served):
         theirs = ", ".join(f"{n:,}" for n in served)
         yield f"{run.name}: {len(run):,} requests were served, measured {theirs}: not the same load"
-    yield f"{run.name}: mean error of the latencies {compare.error(found.rows, number):.1%}"
     for metric in DRAWN:
         apart = compare.distance(metric, found.measured, run)
         if apart is not None:
             yield (
-                f"{run.name}: {METRIC_NAMES[metric]} is furthest apart at "
-                f"{apart.seconds * 1000:,.4g} ms: "
+                f"{run.name}: {METRIC_NAMES[metric]} is furthest apart at {_time(apart.seconds)}: "
                 f"{apart.measured:.0%} measured are at or below it, {apart.simulated:.0%} simulated"
             )
     window = compare.parting(found.windows, number)
@@ -101,7 +101,7 @@ def _of_run(found: Comparison, number: int, run: Served) -> Iterator[str]:
         yield (
             f"{run.name}: parts from the measurement first in {window.start_s:,.4g} .. "
             f"{window.end_s:,.4g} s, by {METRIC_NAMES[window.metric]}: mean "
-            f"{window.simulated[number] * 1000:,.4g} ms, measured {window.measured * 1000:,.4g} ms "
+            f"{_time(window.simulated[number])}, measured {_time(window.measured)} "
             f"({window.requests} requests)"
         )
     elif found.windows:
@@ -124,8 +124,26 @@ def _suggestions(name: str, reruns: Sequence[Rerun]) -> Iterator[str]:
         )
 
 
+def verdict(found: Comparison, number: int) -> str:
+    """Whether a run agrees with the measurement, in a sentence."""
+    name, rows = found.runs[number].name, compare.latency_rows(found.rows)
+    if not rows:
+        return f"{name}: no latencies to compare"
+    mean, worst = compare.error(rows, number), max(rows, key=lambda r: abs(r.errors()[number]))
+    agrees = "agrees" if mean <= compare.tolerance(rows) else "does not agree"
+    return (
+        f"{name} {agrees} with the measurement: latencies are {mean:.1%} off on average, most the "
+        f"{worst.statistic} {METRIC_NAMES[worst.metric]}: {_shown(worst, worst.simulated[number])}"
+        f", measured {_shown(worst, worst.measured)} ({worst.errors()[number]:+.1%})"
+    )
+
+
 def _shown(row: Row, value: float) -> str:
-    return f"{value * 1000:,.4g} ms" if row.metric in SECONDS else f"{value:,.4g}"
+    return _time(value) if row.metric in SECONDS else f"{value:,.4g}"
+
+
+def _time(seconds: float) -> str:
+    return spoken(float(f"{seconds:.3g}"))
 
 
 def check_target(out: Path, overwrite: bool) -> None:
@@ -133,8 +151,9 @@ def check_target(out: Path, overwrite: bool) -> None:
     may_replace(resolved(out), FILES, overwrite)
 
 
-def write(out: Path, found: Comparison, overwrite: bool = False) -> Path:
-    """compare.json, compare.md and cdf.png in a folder. Raises ResultsError."""
+def write(out: Path, found: Comparison, overwrite: bool = False, again: str = "") -> Path:
+    """compare.json, compare.md and cdf.png in a folder. again: the command that compares once more,
+    if there is one. Raises ResultsError."""
     target = resolved(out)
     may_replace(target, FILES, overwrite)
     document = {
@@ -145,6 +164,7 @@ def write(out: Path, found: Comparison, overwrite: bool = False) -> Path:
         "reruns": [[asdict(one) for one in of_run] for of_run in found.reruns],
         "notices": list(found.notices),
         "curves": list(_thinned(found)),
+        "again": again,
         "queues": {"measured": found.measured_queues, "runs": found.run_queues},
     }
     with whole_folder(target) as partial:

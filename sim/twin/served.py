@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics_requests import RequestColumns
+from twinserve.sim.results.metrics_stats import MS
 from twinserve.sim.results.schemas import ENGINE_ARRIVAL
 from twinserve.traces.measurement import SERVER, Histogram, Measurement
 
 LATENCIES = ("ttft", "tpot", "e2el", "queued")
 METRICS = (*LATENCIES, "itl")
+_TAILS = ("p90", "p99")
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Served:
     service_class  "rt" or "be"
     failed       requests that were not served
     histograms   by metric, of measurements without single requests
+    stated       (metric, statistic) -> seconds, tokens or tokens a second, where the file states
+                 nothing else
     """
 
     name: str
@@ -37,6 +42,7 @@ class Served:
     gap_counts: np.ndarray | None = None
     failed: int = 0
     histograms: dict[str, Histogram] | None = None
+    stated: dict[tuple[str, str], float] | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -120,7 +126,24 @@ def of_measurement(found: Measurement) -> Served:
         None,
         found.failed,
         dict(found.histograms) or None,
+        None if len(found) or found.histograms else _stated(found.stated),
     )
+
+
+def _stated(numbers: Mapping[str, float]) -> dict[tuple[str, str], float]:
+    """Those of a result of `vllm bench serve` without requests, in our units."""
+    found = {
+        (metric, statistic): numbers[f"{name}_{metric}_ms"] / MS
+        for metric in METRICS
+        for statistic, name in (("mean", "mean"), ("p50", "median"), *((p, p) for p in _TAILS))
+        if f"{name}_{metric}_ms" in numbers
+    }
+    for metric, total in (("prompt", "total_input_tokens"), ("output", "total_output_tokens")):
+        if numbers.get("completed") and total in numbers:
+            found[metric, "mean"] = numbers[total] / numbers["completed"]
+    if "output_throughput" in numbers:
+        found["throughput", "output tokens/s"] = numbers["output_throughput"]
+    return found
 
 
 def from_server(found: Measurement) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from tests.sim.benched import bench, queued, run_of
 from twinserve.sim.cli.main import main
 from twinserve.sim.report.html import write_report
+from twinserve.sim.results.bench_json import bench_result
 from twinserve.sim.results.files import write_run
 from twinserve.sim.twin import compare
 from twinserve.sim.twin.compare_terms import rerun
@@ -132,10 +133,14 @@ def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
     words = ("compare", on_disk / "run", on_disk / "bench.json", "--out", out)
     assert status(*words) == 0
     shown = capsys.readouterr().out
-    assert "| all | TPOT | mean |" in shown and "furthest apart" in shown
+    said = "run does not agree with the measurement: latencies are 30.4% off on average"
+    assert said in shown.partition("\n")[0]
+    assert "| all | TPOT | mean | 5.56 ms | - | 3.69 ms | -33.7% |" in shown
+    assert "furthest apart" in shown
     assert "One measurement" in shown and "parts from the measurement first" in shown
     document = json.loads((out / "compare.json").read_text())
     page = write_report([out], out.parent / "page.html").read_text()
+    assert f"twinserve compare --out {out} {on_disk / 'run'} {on_disk / 'bench.json'}" in page
     assert "measured bench.json" in page and 'data-key="compared-ttft"' in page
     assert {row["metric"] for row in document["rows"]} >= {"ttft", "tpot", "itl", "e2el"}
     assert (out / "cdf.png").read_bytes().startswith(b"\x89PNG")
@@ -158,6 +163,20 @@ def test_what_is_missing_is_said_in_a_line(words, says, on_disk, capsys):
     assert status("compare", *paths, *words[2:]) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
+
+
+def test_a_file_without_requests_is_compared_by_what_it_states(base, tmp_path):
+    result = bench_result("vllm", run_of(decode=1.5))
+    stated = {name: value for name, value in result.items() if not isinstance(value, list)}
+    (tmp_path / "s.json").write_text(json.dumps(stated))
+    theirs, ours = of_measurement(read_measurement(tmp_path / "s.json")), of_run("run", base)
+    rows = compare.table([theirs], [ours])
+    for metric, statistic in (("ttft", "mean"), ("tpot", "p50"), ("itl", "p90"), ("e2el", "p99")):
+        name = {"p50": "median"}.get(statistic, statistic)
+        measured = row(rows, metric, statistic).measured
+        assert measured == pytest.approx(result[f"{name}_{metric}_ms"] / 1000)
+    assert row(rows, "output", "mean").errors() == (0.0,)
+    assert row(rows, "throughput", "output tokens/s").measured == result["output_throughput"]
 
 
 def test_histograms_are_compared_by_their_buckets(base, tmp_path):
