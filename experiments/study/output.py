@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from twinserve.sim.report.figures import png
+from twinserve.sim.report.static import png
 from twinserve.sim.setup.config import SettingsError
 from twinserve.traces.write import write_atomically
 

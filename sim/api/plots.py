@@ -10,8 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from twinserve.sim.report.chart import Chart
-from twinserve.sim.report.figures import png
-from twinserve.sim.report.static import drawn
+from twinserve.sim.report.static import drawn, png
 from twinserve.sim.setup.config import SettingsError
 from twinserve.traces.write import write_atomically
 

@@ -14,7 +14,7 @@ from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.report.chart import Chart, Curve, best, front, spans_decades
 from twinserve.sim.report.run_charts import pareto
 from twinserve.sim.results.options import LATENCIES, Objective, spoken
-from twinserve.sim.sweep.combinations import text_of
+from twinserve.sim.results.paths import text_of
 
 _WIDEST = 160  # of a table where it goes into a file
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ MOST_CURVES = 24  # of a chart; more cannot be told apart
 POINTS = 600  # of a curve; more cannot be seen
 
 Kind = Literal["line", "step", "points"]
+_LEAST_SHARE = 0.4  # of the width of an axis, that curves keep beside a mark
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Curve:
     about       a text for each point, shown with its numbers
     joined      of points: a line through them, in their order
     filled      of points: full marks; hollow ones stand behind
+    band        of points: (low, high) of each with step times off; NaN: there is none
     """
 
     label: str
@@ -39,6 +42,7 @@ class Curve:
     about: tuple[str, ...] = ()
     joined: bool = False
     filled: bool = True
+    band: tuple[np.ndarray, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,9 @@ class Chart:
     alt        what is seen, in a sentence or two, with numbers
     note       what has been left out or thinned, and how
     share      the y axis is a share, 0 to 1
-    log_x, log_y  logarithmic axes
+    log_x, log_y  logarithmic axes; None: where positive numbers span decades
+    marks      upright lines: x, and what it is
+    ticks      names of x = 0, 1, ...: the axis has no scale
     """
 
     key: str
@@ -59,9 +65,10 @@ class Chart:
     alt: str
     note: str = ""
     share: bool = False
-    log_x: bool = False
-    log_y: bool = False
-    marks: tuple[tuple[float, str], ...] = field(default=())  # upright lines: x, and what it is
+    log_x: bool | None = False
+    log_y: bool | None = None
+    marks: tuple[tuple[float, str], ...] = field(default=())
+    ticks: tuple[str, ...] = ()
 
     @property
     def listed(self) -> bool:
@@ -69,6 +76,70 @@ class Chart:
         return sum(len(c.x) for c in self.curves if c.kind == "points") <= 400 and all(
             c.kind == "points" for c in self.curves
         )
+
+    @cached_property
+    def x_log(self) -> bool:
+        wanted = spans_decades([c.x for c in self.curves]) if self.log_x is None else self.log_x
+        return wanted and not self.ticks
+
+    @cached_property
+    def y_log(self) -> bool:
+        if self.log_y is not None:
+            return self.log_y
+        return not self.share and spans_decades([c.y for c in self.curves])
+
+    @cached_property
+    def y_range(self) -> tuple[float, float]:
+        """From 0 where nothing is below it, and a little above the highest; up to 1 where there is
+        nothing above 0 to be seen."""
+        ends = [end for c in self.curves for end in (c.y, c.low, c.high, *(c.band or ()))]
+        low, high = _ends([end for end in ends if end is not None], self.y_log)
+        if self.y_log:
+            return low / 1.25, high * 1.25
+        if low < 0:
+            return low - 0.05 * (high - low), high + 0.05 * (high - low)
+        return 0.0, min(high * 1.05, 1.02 if self.share else np.inf) or 1.0
+
+    @cached_property
+    def x_range(self) -> tuple[float, float]:
+        """Of the curves, and of the marks that leave them enough room."""
+        if self.ticks:
+            return -0.5, len(self.ticks) - 0.5
+        low, high = _ends([c.x for c in self.curves], self.x_log)
+        scale = np.log if self.x_log else float
+        for at, _ in self.marks:
+            first, last = min(low, at), max(high, at)
+            squeezed = first <= 0 if self.x_log else False
+            if not squeezed and scale(high) - scale(low) >= _LEAST_SHARE * (
+                scale(last) - scale(first)
+            ):
+                low, high = first, last
+        if self.x_log:
+            return low / 1.25, high * 1.25
+        pad = 0.08 if any(c.kind == "points" for c in self.curves) else 0.01
+        room = pad * (high - low) or 0.1 * abs(high) or 1.0
+        return (max(low - room, 0.0) if low >= 0 else low - room), high + room
+
+    @cached_property
+    def placed(self) -> list[tuple[float, str, int]]:
+        """(x, what it is, side) of the marks; side -1 or 1: it lies beyond that end of the axis,
+        and its text has an arrow."""
+        low, high = self.x_range
+        found = []
+        for at, what in self.marks:
+            side = int(at > high) - int(at < low)
+            arrow = {-1: f"\u2190 {what}", 0: what, 1: f"{what} \u2192"}[side]
+            found.append((at, arrow, side))
+        return found
+
+
+def _ends(values: Sequence[np.ndarray], positive: bool) -> tuple[float, float]:
+    """Least and largest number; of a logarithmic axis, of those above 0."""
+    every = np.concatenate([np.asarray(v, np.float64) for v in values]) if values else np.zeros(0)
+    every = every[np.isfinite(every) & (every > 0 if positive else True)]
+    if not len(every):
+        return (1.0, 10.0) if positive else (0.0, 0.0)
+    return float(every.min()), float(every.max())
 
 
 def plain(text: object) -> str:
@@ -99,6 +170,15 @@ def spans_decades(values: Sequence[np.ndarray], ratio: float = 30.0) -> bool:
     """Whether positive values lie so far apart that an axis should be logarithmic."""
     every = np.concatenate([v[np.isfinite(v)] for v in values]) if values else np.zeros(0)
     return bool(len(every) and every.min() > 0 and every.max() / every.min() > ratio)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Numbers that a logarithmic axis from `low` to `high` shows: 1, 2 and 5 of each power of ten;
+    the powers alone where they are many."""
+    steps = (1, 2, 5) if high / low < 1000 else (1,)
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    every = [float(f"{step}e{power}") for power in powers for step in steps]
+    return [tick for tick in every if low <= tick <= high]
 
 
 def best(pairs: Sequence[tuple[str, float]], unit: str, high: bool = False) -> str:

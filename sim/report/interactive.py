@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twinserve.sim.report.chart import Chart, Curve, number, plain
-from twinserve.sim.report.palette import COLOURS, INK
+from twinserve.sim.report.chart import Chart, Curve, log_ticks, number, plain
+from twinserve.sim.report.palette import INK, MARKS, colour, dash, marked, width
 
 
 def script() -> str:
@@ -25,7 +25,7 @@ def item(chart: Chart, target: str) -> str:
     text."""
     from bokeh.embed import json_item
 
-    text = json.dumps(json_item(_figure(chart), target), separators=(",", ":"))
+    text = json.dumps(json_item(figure_of(chart), target), separators=(",", ":"))
     # Bokeh counts what a process has made; a page must not depend on that.
     names: dict[str, str] = {}
     for name in re.findall(r'(?<!\\)"(?:id|root_id)":"(p\d+)"', text):
@@ -33,9 +33,11 @@ def item(chart: Chart, target: str) -> str:
     return re.sub(r'(?<!\\)("(?:id|root_id)":)"(p\d+)"', lambda m: f'{m[1]}"{names[m[2]]}"', text)
 
 
-def _figure(chart: Chart):
+def figure_of(chart: Chart):
     from bokeh.models import (
+        BasicTickFormatter,
         BoxZoomTool,
+        Label,
         NumeralTickFormatter,
         PanTool,
         PlainText,
@@ -52,8 +54,10 @@ def _figure(chart: Chart):
         sizing_mode="stretch_width",
         tools=[PanTool(), BoxZoomTool(), wheel, ResetTool(), SaveTool()],
         toolbar_location="above",
-        x_axis_type="log" if chart.log_x else "linear",
-        y_axis_type="log" if chart.log_y else "linear",
+        x_axis_type="log" if chart.x_log else "linear",
+        y_axis_type="log" if chart.y_log else "linear",
+        x_range=chart.x_range,
+        y_range=chart.y_range,
         x_axis_label=PlainText(text=plain(chart.x)),  # a name is no mathematics
         y_axis_label=PlainText(text=plain(chart.y)),
         background_fill_color=None,
@@ -67,26 +71,51 @@ def _figure(chart: Chart):
     # until they are chosen above the chart.
     drawn.toolbar.active_drag = None
     drawn.toolbar.active_scroll = None
+    for axis, log, ends in (
+        (drawn.xaxis, chart.x_log, chart.x_range),
+        (drawn.yaxis, chart.y_log, chart.y_range),
+    ):
+        axis.formatter = BasicTickFormatter(use_scientific=False)
+        if log:  # numbers as the picture has them, and no powers of ten
+            axis.ticker = log_ticks(*ends)
     if chart.share:
         drawn.yaxis.formatter = NumeralTickFormatter(format="0%")
-    if not chart.log_y and all((c.y[np.isfinite(c.y)] >= 0).all() for c in chart.curves):
-        drawn.y_range.start = 0
-    for curve in chart.curves:
-        _draw(drawn, curve)
-    for x, _ in chart.marks:
-        drawn.add_layout(Span(location=x, dimension="height", line_dash="dashed", line_color=INK))
+    if chart.ticks:
+        drawn.xaxis.ticker = list(range(len(chart.ticks)))
+        drawn.xaxis.major_label_overrides = dict(enumerate(map(plain, chart.ticks)))
+    for i, curve in enumerate(chart.curves):
+        _draw(drawn, curve, width(i, len(chart.curves)))
+    for x, text, side in chart.placed:
+        if side == 0:
+            line = Span(location=x, dimension="height", line_dash="dashed", line_color=INK)
+            drawn.add_layout(line)
+        end = chart.x_range[1 if side > 0 else 0] if side else x
+        right = _place(chart, end) > 0.7
+        given = {"text_align": "right" if right else "left", "x_offset": -4 if right else 4}
+        label = Label(x=end, y=4, y_units="screen", text=plain(text), text_color=INK, **given)
+        label.text_font_size = "12px"
+        drawn.add_layout(label)
     return drawn
 
 
-def _draw(drawn, curve: Curve) -> None:
+def _place(chart: Chart, x: float) -> float:
+    """Of x along its axis, 0 to 1."""
+    low, high = chart.x_range
+    scale = np.log if chart.x_log else float
+    return (scale(x) - scale(low)) / (scale(high) - scale(low))
+
+
+def _draw(drawn, curve: Curve, thick: float) -> None:
     from bokeh.models import ColumnDataSource, HoverTool
 
-    colour, name = COLOURS[curve.colour % len(COLOURS)], plain(curve.label)
+    ink, name = colour(curve.colour), plain(curve.label)
     columns: dict = {"x": curve.x, "y": curve.y}
     if curve.about:
         columns["about"] = [plain(text) for text in curve.about]
     if curve.low is not None and curve.high is not None:
         columns |= {"low": curve.low, "high": curve.high}
+    if curve.band is not None:
+        columns |= {"least": curve.band[0], "most": curve.band[1]}
     listed = curve.kind == "points"
     if listed:  # few enough for their numbers as the tables have them
         columns |= {
@@ -94,12 +123,14 @@ def _draw(drawn, curve: Curve) -> None:
         }
     source = ColumnDataSource(columns)
     if listed:
-        line = _points(drawn, curve, source, colour)
+        line = _points(drawn, curve, source, ink)
     else:
+        given = {"source": source, "color": ink, "line_width": thick, "name": name}
+        given["line_dash"] = dash(curve.colour)
         if curve.kind == "step":
-            drawn.step("x", "y", source=source, mode="after", color=colour, line_width=2, name=name)
+            drawn.step("x", "y", mode="after", **given)
         else:
-            drawn.line("x", "y", source=source, color=colour, line_width=2, name=name)
+            drawn.line("x", "y", **given)
         # What answers is wider than what is seen: a mouse hits no line of two pixels.
         line = drawn.line("x", "y", source=source, line_width=14, line_alpha=0.0, name=name)
     shown = (lambda n: f"@{n}_text") if listed else (lambda n: f"@{n}{{%.6g}}")
@@ -122,21 +153,29 @@ def _draw(drawn, curve: Curve) -> None:
     )
 
 
-def _points(drawn, curve: Curve, source, colour: str):
+def _points(drawn, curve: Curve, source, ink: str):
     given = {"source": source, "name": plain(curve.label), "line_width": 1.5}
     if curve.joined:
-        drawn.line("x", "y", color=colour, **given)
+        drawn.line("x", "y", color=ink, line_dash=dash(curve.colour), **given)
     if curve.low is not None:
-        drawn.segment("x", "low", "x", "high", color=colour, **given)
-    return drawn.scatter(
+        drawn.segment("x", "low", "x", "high", color=ink, **given)
+    found = drawn.scatter(
         "x",
         "y",
         size=9,
-        line_color=colour,
-        fill_color=colour,
+        marker=MARKS[marked(curve.colour)],
+        line_color=ink,
+        fill_color=ink,
         fill_alpha=1.0 if curve.filled else 0.0,
         **given,
     )
+    if curve.band is not None:
+        wide = {"source": source, "name": plain(curve.label), "color": ink}
+        if curve.joined:
+            drawn.varea("x", "least", "most", alpha=0.15, **wide)
+        else:
+            drawn.segment("x", "least", "x", "most", line_width=6, alpha=0.25, **wide)
+    return found
 
 
 def _numbers(columns: dict) -> Sequence[str]:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from html import escape
 
 from twinserve.sim.report import interactive, static
-from twinserve.sim.report.chart import Chart, number, plain
-from twinserve.sim.report.palette import COLOURS
+from twinserve.sim.report.chart import Chart, Curve, number, plain
+from twinserve.sim.report.palette import colour, dash, marked
 from twinserve.sim.report.style import SCRIPT, STYLE
+
+_FULL, _HOLLOW = "\u25cf\u25a0\u25c6\u25b2\u25bc", "\u25cb\u25a1\u25c7\u25b3\u25bd"  # MARKS
 
 
 @dataclass(frozen=True)
@@ -154,12 +156,20 @@ class _Drawn:
         more = ' type="button" aria-pressed="true"' if self.answering else ""
         items = "".join(
             f'<li><{tag}{more} data-name="{text(curve.label)}">'
-            f'<i style="background:{COLOURS[curve.colour % len(COLOURS)]}"></i>'
+            f"{_swatch(curve)}"
             f"{text(curve.label)}</{tag}></li>"
             for curve in chart.curves
         )
-        marks = "".join(f"<li>dashed: {text(what)}</li>" for _, what in chart.marks)
-        return f'<ul class="key">{items}{marks}</ul>'
+        return f'<ul class="key">{items}</ul>'
+
+
+def _swatch(curve: Curve) -> str:
+    """What stands for a curve in a key: its dash or its mark, in its colour."""
+    ink = colour(curve.colour)
+    if curve.kind == "points":
+        sign = (_FULL if curve.filled else _HOLLOW)[marked(curve.colour)]
+        return f'<em style="color:{ink}">{sign}</em>'
+    return f'<i style="border-color:{ink};border-style:{dash(curve.colour)}"></i>'
 
 
 def _numbers(chart: Chart) -> str:

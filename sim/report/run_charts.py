@@ -8,17 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from twinserve.sim.report.chart import (
-    MOST_CURVES,
-    POINTS,
-    Chart,
-    Curve,
-    best,
-    front,
-    number,
-    spans_decades,
-)
-from twinserve.sim.report.seen import CLASS_NAMES, OverTime, Seen
+from twinserve.sim.report.chart import MOST_CURVES, POINTS, Chart, Curve, best, front, number
+from twinserve.sim.report.metric_names import CLASS_NAMES
+from twinserve.sim.report.seen import OverTime, Seen
 from twinserve.sim.report.windows import any_real_time, of_interest
 from twinserve.sim.results.paths import lookup
 
@@ -42,9 +34,9 @@ def run_charts(runs: Sequence[Seen]) -> list[Chart]:
     charts = [
         *_throughput(runs),
         *_attainment(runs),
-        *_distributions(drawn, left),
+        *distributions(drawn, left),
         *_completions(drawn, left),
-        *_courses(drawn, left),
+        *courses(drawn, left),
         *_windows(drawn, left),
         *_replicas(runs),
     ]
@@ -111,7 +103,6 @@ def _throughput(runs: Sequence[Seen]) -> Iterator[Chart]:
             curves,
             f"A point a run, {title} over throughput: {best(labelled, 'ms')}. Lines join runs that "
             "differ in their load alone.",
-            log_y=spans_decades([np.array([y for _, y in points])]),
         )
     yield from _front(runs, of_class, name)
 
@@ -206,7 +197,8 @@ def _attainment(runs: Sequence[Seen]) -> Iterator[Chart]:
 
 
 # -- distributions ---------------------------------------------------------------------------------
-def _distributions(runs: Sequence[Seen], left: str) -> Iterator[Chart]:
+def distributions(runs: Sequence[Seen], left: str = "") -> Iterator[Chart]:
+    """A chart a class and latency; runs of one label are repeats, of one colour."""
     for service_class, name in CLASS_NAMES.items():
         for latency, (short, long, scale, unit) in _LATENCY_NAMES.items():
             key = service_class, latency
@@ -236,13 +228,15 @@ def _cdf_chart(
     left: str,
     marks: tuple[tuple[float, str], ...] = (),
 ) -> Chart:
-    have = [(i, run, run.cdfs[key]) for i, run in enumerate(runs) if key in run.cdfs]
+    places = {label: i for i, label in enumerate(dict.fromkeys(run.label for run in runs))}
+    have = [(run.label, run.cdfs[key]) for run in runs if key in run.cdfs]
     curves = tuple(
-        Curve(run.label, cdf.seconds * scale, cdf.share, i, "step") for i, run, cdf in have
+        Curve(label, cdf.seconds * scale, cdf.share, places[label], "step") for label, cdf in have
     )
-    medians = [(run.label, cdf.median * scale) for _, run, cdf in have]
-    tails = [(run.label, cdf.p99 * scale) for _, run, cdf in have]
-    most = max((cdf.count for *_, cdf in have), default=0)
+    by_run = [(label, [cdf for other, cdf in have if other == label]) for label, _ in have]
+    medians = [(label, np.mean([cdf.median for cdf in of]) * scale) for label, of in by_run]
+    tails = [(label, np.mean([cdf.p99 for cdf in of]) * scale) for label, of in by_run]
+    most = max((cdf.count for _, cdf in have), default=0)
     note = (
         ""
         if most <= POINTS
@@ -260,13 +254,14 @@ def _cdf_chart(
         f"Distribution of {title}: median {best(medians, unit)}; p99 {best(tails, unit)}.",
         note + left,
         share=True,
-        log_x=spans_decades([curve.x for curve in curves]),
+        log_x=None,
         marks=marks,
     )
 
 
 # -- over time -------------------------------------------------------------------------------------
-def _courses(runs: Sequence[Seen], left: str) -> Iterator[Chart]:
+def courses(runs: Sequence[Seen], left: str = "") -> Iterator[Chart]:
+    """Queue, KV memory and batches over time."""
     yield _course("queue", "Queue", "requests waiting", "waiting", runs, left)
     bounded = [run for run in runs if run.times]
     share = bool(bounded) and all(run.kv_blocks for run in bounded)

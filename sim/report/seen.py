@@ -7,19 +7,19 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.report.axes import gone, over_time, summed_peak
 from twinserve.sim.report.chart import thinned_steps
+from twinserve.sim.report.metric_names import CLASS_NAMES
 from twinserve.sim.results.files import POOL_GROUP, RunResult
 from twinserve.sim.results.metrics import job_completion
 from twinserve.sim.results.metrics_attainment import due_and_met
 from twinserve.sim.results.metrics_requests import RequestColumns, latencies
 from twinserve.sim.results.parts import by_parts, ratio
 
-CLASS_NAMES = {"rt": "real-time", "be": "best-effort"}
 LATENCIES = ("ttft_s", "tpot_s", "e2el_s")
 BINS = 240  # of the time axis
 MOST_REPLICAS = 16  # drawn one by one
@@ -191,3 +191,75 @@ def _same(requests: pd.DataFrame) -> str:
         for name, tokens in zip(mine["request_id"], mine["prompt_tokens"], strict=True)
     )
     return hashlib.sha256(listed.encode("utf-8", "replace")).hexdigest()
+
+
+# -- steps over time -------------------------------------------------------------------------------
+def over_time(
+    steps: pd.DataFrame,
+    column: str,
+    edges: np.ndarray,
+    stays: bool = False,
+    gone_s: Mapping[int, float] = MappingProxyType({}),
+) -> np.ndarray:
+    """Time-weighted mean of a column in each bin, summed over replicas; 0 while no step runs.
+
+    stays   it is of something that outlasts steps, such as cached prefixes: between two steps it
+            is the larger of what both had, and after the last one what that had, until the run's
+            last step has ended. (What a step's requests leave behind is seen in the next one, and
+            what the next one's requests take up was seen in the one before, so this is never too
+            much.)
+    gone_s  replica -> when it went, and what it had with it
+    """
+    total = np.zeros(len(edges) - 1)
+    last_s = float(steps["end_s"].max()) if len(steps) else 0.0
+    for replica, mine in steps.groupby("replica", sort=True):
+        starts, ends = _apart(mine)
+        values = mine[column].to_numpy(np.float64)
+        if stays:
+            until = max(min(last_s, gone_s.get(int(replica), np.inf)), ends[-1])
+            starts, ends, values = _with_gaps(starts, ends, values, until)
+        area = np.cumsum(values * (ends - starts))
+        times = np.column_stack([starts, ends]).ravel()
+        integral = np.column_stack([np.concatenate([[0.0], area[:-1]]), area]).ravel()
+        total += np.diff(np.interp(edges, times, integral)) / np.diff(edges)
+    return total
+
+
+def summed_peak(steps: pd.DataFrame, column: str) -> float:
+    """The highest sum of a column over the steps that replicas run at one instant; 0 of none."""
+    at, change = [np.zeros(0)], [np.zeros(0)]
+    for _, mine in steps.groupby("replica", sort=True):
+        starts, ends = _apart(mine)
+        values = mine[column].to_numpy(np.float64)
+        at += [starts, ends]
+        change += [values, -values]
+    times, changes = np.concatenate(at), np.concatenate(change)
+    order = np.lexsort((changes, times))  # at one instant those that end come first
+    return float(changes[order].cumsum().max(initial=0.0))
+
+
+def _apart(mine: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Begin and end of one replica's steps. With pipelined steps one may begin before the last has
+    ended: it counts from there."""
+    ends = mine["end_s"].to_numpy(np.float64)
+    reached = np.concatenate([[-np.inf], np.maximum.accumulate(ends)[:-1]])
+    starts = np.maximum(mine["start_s"].to_numpy(np.float64), reached)
+    return starts, np.maximum(ends, starts)
+
+
+def _with_gaps(
+    starts: np.ndarray, ends: np.ndarray, values: np.ndarray, until: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps and, after each of them, the time to the next one, the last until `until`:
+
+    start[0] .. end[0] .. start[1] .. end[1] .. until
+        value[0]    larger     value[1]    value[1]
+    """
+    between = np.maximum(values, np.append(values[1:], values[-1:]))
+    of_steps = np.column_stack([starts, ends]).ravel()
+    return of_steps, np.append(of_steps[1:], until), np.column_stack([values, between]).ravel()
+
+
+def gone(replicas: pd.DataFrame | None) -> dict[int, float]:
+    """Replica -> when it went (seconds), of those that did: `gone_s` of `over_time`."""
+    return {} if replicas is None else replicas.set_index("replica")["down_s"].dropna().to_dict()

@@ -26,7 +26,8 @@ img,svg{{max-width:100%;width:100%;height:auto}}
 .plot{{min-height:60px}}
 .key{{list-style:none;display:flex;flex-wrap:wrap;gap:2px 14px;margin:0 0 6px;padding:0;
   font-size:13px}}
-.key i{{display:inline-block;width:14px;height:10px;margin-right:6px;border-radius:2px}}
+.key i{{display:inline-block;width:22px;border-top:3px;margin-right:6px;vertical-align:middle}}
+.key em{{font-style:normal;margin-right:6px}}
 .key button{{font:inherit;color:inherit;background:none;border:0;padding:5px 0;cursor:pointer;
   text-align:left;overflow-wrap:anywhere}}
 .key button[aria-pressed=false]{{opacity:.4;text-decoration:line-through}}

@@ -11,8 +11,10 @@ import numpy as np
 import pandas as pd
 
 from twinserve.errors import worded
-from twinserve.sim.report.chart import MOST_CURVES, Chart, Curve, best, front, spans_decades
+from twinserve.sim.report.chart import Chart, front
 from twinserve.sim.report.found import Found, read_document
+from twinserve.sim.report.metric_names import label
+from twinserve.sim.report.over import CI, cell_of, is_number, names_of, over, values
 from twinserve.sim.report.page import Block, Html, Part, folded, listing, note, paragraph, table
 from twinserve.sim.report.run_charts import pareto
 from twinserve.sim.results.checked import Shape
@@ -33,18 +35,12 @@ _SHAPE = Shape(
     },
 )
 _TOKENS = "total_token_throughput"
-# In the summary's order: name, title, unit, whether it is a share.
+_SHARE = "classes.rt.slo_attainment"
+# Drawn over the load, and in the table, in this order.
 _OVER = (
-    ("classes.rt.slo_attainment", "Objectives kept, real-time", "share", True),
-    ("classes.be.slo_attainment", "Objectives kept, best-effort", "share", True),
-    ("classes.rt.mean_ttft_ms", "TTFT mean, real-time", "ms", False),
-    ("classes.rt.mean_tpot_ms", "TPOT mean, real-time", "ms", False),
-    ("output_throughput", "Output throughput", "tokens a second", False),
-    ("kv.peak_use", "KV memory, highest", "share of KV blocks", True),
-    ("scheduler.mean_batch", "Batch, mean", "requests a step", False),
-    ("scheduler.mean_waiting", "Queue, mean", "requests waiting", False),
+    *(_SHARE, "classes.be.slo_attainment", "classes.rt.mean_ttft_ms", "classes.rt.mean_tpot_ms"),
+    *("output_throughput", "kv.peak_use", "scheduler.mean_batch", "scheduler.mean_waiting"),
 )
-_CI = "_ci"
 _COPIES = "same_requests"
 
 
@@ -106,8 +102,8 @@ def _checked(means: pd.DataFrame, file: Path) -> list[str]:
     not there, or where a number is none."""
     if "seeds" not in means:
         raise ResultsError(f"{file}: no column seeds; run the sweep again")
-    numbers = [c for c in means if c == "seeds" or c.endswith(_CI)]
-    numbers += [c.removesuffix(_CI) for c in numbers if c != "seeds"]
+    numbers = [c for c in means if c == "seeds" or c.endswith(CI)]
+    numbers += [c.removesuffix(CI) for c in numbers if c != "seeds"]
     for column in numbers:
         if column not in means:
             raise ResultsError(f"{file}: no column {column}; run the sweep again")
@@ -116,27 +112,19 @@ def _checked(means: pd.DataFrame, file: Path) -> list[str]:
     return list(means.columns[: means.columns.get_loc("seeds")])
 
 
-def _values(means: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(mean, half width) of each combination; the latter 0 where one seed says nothing of it."""
-    if name not in means or f"{name}{_CI}" not in means:
-        return np.full(len(means), np.nan), np.zeros(len(means))
-    half = means[f"{name}{_CI}"].to_numpy(np.float64)
-    return means[name].to_numpy(np.float64), np.where(np.isfinite(half), half, 0.0)
-
-
 def _table(means: pd.DataFrame, axes: Sequence[str]) -> Html:
-    known = [(n, f"{title}, {unit}") for n, title, unit, _ in _OVER if n in means]
+    known = [(n, ", ".join(filter(None, label(n)))) for n in _OVER if n in means]
     verdict = "classes.rt.saturation.verdict"
     head = [*axes, *(title for _, title in known)] + ["queue"] * (verdict in means)
-    columns = {name: _values(means, name) for name, _ in known}
+    columns = {name: values(means, name) for name, _ in known}
     rows = []
     for i in range(len(means)):
-        cells = [_text(means[name].iloc[i]) for name in axes]
+        cells = [cell_of(means[name].iloc[i]) for name in axes]
         for name, _ in known:
             mean, half = (column[i] for column in columns[name])
             cells.append(_short(mean, 4) + (f" ± {_short(half, 2)}" if half else ""))
         if verdict in means:
-            cells.append(_text(means[verdict].iloc[i]))
+            cells.append(cell_of(means[verdict].iloc[i]))
         rows.append(cells)
     return table(head, rows)
 
@@ -147,91 +135,27 @@ def _short(value: float, digits: int) -> str:
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return "" if np.isnan(value) else f"{value:g}"
-    return str(value)
-
-
 def _charts(means: pd.DataFrame, axes: Sequence[str]) -> Iterator[Chart]:
     x = _load_axis(means, axes)
-    others = [name for name in axes if name != x and means[name].nunique(dropna=False) > 1]
-    labels = [
-        ", ".join(_named(name, means[name].iloc[i]) for name in others) or "all"
-        for i in range(len(means))
-    ]
-    whole = [", ".join(_named(n, means[n].iloc[i]) for n in axes) for i in range(len(means))]
-    lines = list(dict.fromkeys(labels))
-    drawn = lines[:MOST_CURVES]
-    left = f"The first {len(drawn)} of {len(lines)} lines are drawn." if drawn != lines else ""
-
-    def curves(xs: np.ndarray, name: str, share: bool) -> tuple[Curve, ...]:
-        mean, half = _values(means, name)
-        found = []
-        for colour, line in enumerate(drawn):
-            at = np.array([i for i, label in enumerate(labels) if label == line])
-            at = at[np.isfinite(mean[at]) & np.isfinite(xs[at])]
-            if len(at):
-                at = at[np.argsort(xs[at], kind="stable")] if x is not None else at
-                low, high = mean[at] - half[at], mean[at] + half[at]
-                if share:
-                    low, high = np.maximum(low, 0.0), np.minimum(high, 1.0)
-                about = tuple(whole[i] for i in at)
-                found.append(
-                    Curve(line, xs[at], mean[at], colour, "points", low, high, about, joined=True)
-                )
-        return tuple(found)
-
-    for name, title in (
-        ("classes.rt.p99_ttft_ms", "p99 TTFT"),
-        ("classes.rt.mean_tpot_ms", "mean TPOT"),
-    ):
-        tokens, _ = _values(means, _TOKENS)
-        found = curves(tokens, name, False)
-        labelled = [(c.about[i], float(c.y[i])) for c in found for i in range(len(c.y))]
-        yield Chart(
-            f"sweep-throughput-{name.rsplit('.', 1)[-1]}",
-            f"Throughput and {title} of real-time requests",
-            "tokens a second, prompt and output",
-            f"{title} (ms)",
-            found,
-            f"A point a combination, {title} over throughput, mean of seeds: "
-            f"{best(labelled, 'ms')}.",
-            left,
-            log_y=spans_decades([c.y for c in found]),
-        )
+    if _TOKENS in means:
+        for name in ("classes.rt.p99_ttft_ms", "classes.rt.mean_tpot_ms"):
+            yield over(means, axes, _TOKENS, name, x)
     if x is not None:
-        xs = means[x].to_numpy(np.float64)
-        for name, title, unit, share in _OVER:
-            found = curves(xs, name, share)
-            labelled = [(c.about[i], float(c.y[i])) for c in found for i in range(len(c.y))]
-            yield Chart(
-                f"sweep-{name}",
-                f"{title} over {x}",
-                x,
-                unit,
-                found,
-                f"{title} over {x}, mean of seeds: {best(labelled, '', high=share)}.",
-                left,
-                share=share,
-            )
-    yield from _front(means, whole)
+        for name in _OVER:
+            yield over(means, axes, x, name)
+    yield from _front(means, names_of(means, axes))
 
 
 def _load_axis(means: pd.DataFrame, axes: Sequence[str]) -> str | None:
     """The number with most values; a load before all else. None where no number varies."""
-    numbers = [n for n in axes if means[n].dtype.kind in "iuf" and means[n].nunique() > 1]
+    numbers = [n for n in axes if is_number(means[n]) and means[n].nunique() > 1]
     loads = [n for n in ("rate", "rate_scale", "load") if n in numbers]
     return next(iter(loads or sorted(numbers, key=lambda n: -means[n].nunique())), None)
 
 
-def _named(name: str, value: object) -> str:
-    return _text(value) if name in ("policy", "name") else f"{name}={_text(value)}"
-
-
 def _front(means: pd.DataFrame, whole: Sequence[str]) -> Iterator[Chart]:
-    tokens, _ = _values(means, _TOKENS)
-    shares, _ = _values(means, "classes.rt.slo_attainment")
+    tokens, _ = values(means, _TOKENS)
+    shares, _ = values(means, _SHARE)
     ends = front(list(zip(tokens.tolist(), shares.tolist(), strict=True)), False, False)
     if not ends:
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.report.chart import Chart, Curve, best, number, spans_decades
+from twinserve.sim.report.chart import Chart, Curve, best, number
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
 from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
@@ -142,7 +142,7 @@ def _measured_curves(document: Mapping) -> Iterator[Chart]:
             f"Distributions of {name}: median {best(medians, 'ms')}.",
             "Curves keep some hundred ranks of their values, where they are exact.",
             share=True,
-            log_x=spans_decades([c.x for c in curves]),
+            log_x=None,
         )
 
 

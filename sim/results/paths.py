@@ -1,4 +1,4 @@
-"""Numbers of a summary by their dotted names: classes.rt.p99.9_ttft_ms."""
+"""Numbers of a summary by their dotted names (classes.rt.p99.9_ttft_ms), and values as text."""
 
 from __future__ import annotations
 
@@ -16,3 +16,12 @@ def lookup(summary: Mapping, path: str) -> Any:
         head, _, rest = (path, "", "") if path in value else path.partition(".")
         value, path = value.get(head), rest
     return value
+
+
+def text_of(value: Any) -> str:
+    """A value as a flag has it."""
+    if isinstance(value, (tuple, list)):
+        return " ".join(map(text_of, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else str(value)

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from twinserve.policies.names import hint
+from twinserve.sim.results.paths import text_of
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.sweep.combinations import text_of
 from twinserve.sim.sweep.one import REQUESTS
 from twinserve.sim.sweep.paired import baseline_of, told
 from twinserve.sim.sweep.statistics import interval

@@ -16,6 +16,7 @@ from typing import Any, get_args, get_origin
 
 from twinserve.formats import parse_json
 from twinserve.policies.names import hint
+from twinserve.sim.results.paths import text_of
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.option_groups import VLLM_NAMES
 from twinserve.sim.sweep.repeats import Repeat
@@ -200,15 +201,6 @@ def _value(name: str, value: Any) -> Any:
         if any(get_origin(kind) is tuple for kind in kinds):
             return tuple(value.replace(",", " ").split())
     return tuple(value) if isinstance(value, list) else value
-
-
-def text_of(value: Any) -> str:
-    """A value as a flag has it."""
-    if isinstance(value, (tuple, list)):
-        return " ".join(map(text_of, value))
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else str(value)
 
 
 # -- crossing --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from twinserve.policies.names import hint
+from twinserve.sim.report.over import is_number
 from twinserve.sim.setup.config import SettingsError
 
 DEFAULT_Y = (
@@ -63,8 +64,3 @@ def choose_y(table: pd.DataFrame, wanted: Sequence[str]) -> list[str]:
                 f"--plot y={name}: no run has this number{hint(name, known)}; table.csv has all"
             )
     return list(wanted) or [name for name in DEFAULT_Y if name in known]
-
-
-def is_number(column: pd.Series) -> bool:
-    """Whether an axis has a scale."""
-    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)

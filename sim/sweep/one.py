@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from twinserve.profiles.step_times import choose
+from twinserve.sim.report.over import HIGH, LOW
 from twinserve.sim.results.blocks import half_widths
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SimulationConfig
@@ -28,7 +29,6 @@ from twinserve.traces.workload import Workload
 NOTICES = "notices"  # column of a run's row
 REQUESTS = "requests_sha256"  # another one
 HALF = ".half"  # of a number's interval by blocks of time: behind its name
-LOW, HIGH = ".low", ".high"  # of a number with an error bar: behind its name
 # Of a worker: runs that follow each other mostly have these in common.
 _SOURCES = Sources(lru_cache(maxsize=8)(load_trace), lru_cache(maxsize=64)(choose))
 

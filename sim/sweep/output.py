@@ -30,7 +30,8 @@ from rich.table import Table
 from twinserve.errors import worded
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.options import MetricsOptions
-from twinserve.sim.sweep.combinations import NAME, Run, text_of
+from twinserve.sim.results.paths import text_of
+from twinserve.sim.sweep.combinations import NAME, Run
 from twinserve.sim.sweep.one import HALF, HIGH, LOW, NOTICES, REQUESTS
 from twinserve.sim.sweep.points import KEPT, Kept
 from twinserve.sim.sweep.repeats import Repeat

@@ -9,9 +9,9 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from twinserve.sim.report.axes import GREY, RUN_COLOURS
-from twinserve.sim.report.figures import STYLE, new_figure, png
 from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
+from twinserve.sim.report.palette import COLOURS, GREY
+from twinserve.sim.report.static import STYLE, new_figure, png
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.folders import may_replace, resolved, whole_folder
 from twinserve.sim.results.options import spoken
@@ -198,7 +198,7 @@ def curves(found: Comparison) -> bytes:
         for axes, metric in zip(figure.subplots(2, 2).flat, DRAWN, strict=True):
             for number, served in enumerate((*found.measured, *found.runs)):
                 theirs = number < len(found.measured)
-                colour = GREY if theirs else RUN_COLOURS[number % len(RUN_COLOURS)]
+                colour = GREY if theirs else COLOURS[number % len(COLOURS)]
                 at, below = _curve(served, metric)
                 if len(at):
                     name = f"measured {Path(served.name).name}" if theirs else served.name

@@ -12,8 +12,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from twinserve.backends.counts import not_made_lines
-from twinserve.sim.report.axes import GREY, RUN_COLOURS
-from twinserve.sim.report.figures import STYLE, latency_figure, load_figure, new_figure, png
+from twinserve.sim.report.figures import latency_figure, load_figure
+from twinserve.sim.report.palette import COLOURS, GREY
+from twinserve.sim.report.static import STYLE, new_figure, png
 from twinserve.sim.results.files import ResultsError, dump_json, write_run
 from twinserve.sim.results.folders import folders, resolved, whole_folder
 from twinserve.sim.setup.inputs import Inputs
@@ -215,8 +216,8 @@ def step_figure(locked: LockedReplay) -> Figure:
     left, right = figure.subplots(1, 2)
     prefill = steps["prefill_tokens"] > 0
     for label, chosen, colour in (
-        ("decode only", ~prefill, RUN_COLOURS[0]),
-        ("with prompt tokens", prefill, RUN_COLOURS[1]),
+        ("decode only", ~prefill, COLOURS[0]),
+        ("with prompt tokens", prefill, COLOURS[1]),
     ):
         part = steps[chosen]
         left.plot(
@@ -242,7 +243,7 @@ def step_figure(locked: LockedReplay) -> Figure:
     smooth = (
         steps["predicted_s"].rolling(window).sum() / steps["measured_s"].rolling(window).sum() - 1
     ) * 100
-    right.plot(steps["start_s"], smooth, color=RUN_COLOURS[0], linewidth=1)
+    right.plot(steps["start_s"], smooth, color=COLOURS[0], linewidth=1)
     right.axhline(0, color=GREY, linewidth=1)
     right.set_xlabel("simulated time (s)")
     right.set_ylabel("error of predicted time (%)")

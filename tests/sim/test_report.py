@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from tests.disk import no_file_above
 from tests.sim.reported import Page, write_toy
 from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.report import page as pages
-from twinserve.sim.report.axes import draw_cdf, over_time, span
 from twinserve.sim.report.chart import number
 from twinserve.sim.report.html import write_report
+from twinserve.sim.report.seen import over_time
 from twinserve.sim.results.files import ResultsError, RunResult, read_run, write_run
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.options import MetricsOptions, Objective
@@ -236,21 +235,6 @@ def test_time_means_weigh_steps_by_their_time_and_idle_as_nothing():
     np.testing.assert_allclose(over_time(both, "waiting", np.array([0.0, 8.0])), 2 * 34 / 8)
     overlapping = steps.assign(start_s=[0.0, 0.5, 6.0])  # pipelined: planned before the last ended
     np.testing.assert_allclose(over_time(overlapping, "waiting", np.array([0.0, 8.0])), 34 / 8)
-
-
-def test_the_curve_of_a_figure_ends_at_all_requests_and_crosses_the_median():
-    ax = Figure().subplots()
-    draw_cdf(ax, {"a": np.array([0.3, 0.1, 0.2, 0.4])}, "TTFT", "time", "ms")
-    x, y = ax.lines[0].get_data()
-    assert y[-1] == 1.0 and x[-1] == pytest.approx(400)
-    assert dict(zip(np.round(x[1:]), y[1:], strict=True))[200] == 0.5
-
-
-def test_titles_name_the_best_and_the_worst_run():
-    show = "{:.0f}".format
-    assert span("wait", {"a": 3.0, "b": 1.0, "c": 2.0}, show) == "wait 1 (b) to 3 (a)"
-    assert span("wait", {"a": 3.0, "b": None}, show) == "wait 3"
-    assert span("wait:", {"a": None}, show) == "wait"
 
 
 def test_the_extra_is_named_as_the_page_names_it():

@@ -1,19 +1,22 @@
-"""What the drawn artists of a report's figures say: gaps, objectives, empty panels, repeats."""
+"""What a report's charts say: gaps, objectives, axes, repeats."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from tests.sim.test_results_rows import toy_rows
-from twinserve.sim.report.axes import draw_cdf, from_zero, over_time, summed_peak
+from twinserve.sim.report import interactive
+from twinserve.sim.report.chart import Chart, Curve, thinned_steps
 from twinserve.sim.report.figures import latency_figure, load_figure
-from twinserve.sim.report.seen import look
+from twinserve.sim.report.palette import dash, marked
+from twinserve.sim.report.run_charts import distributions
+from twinserve.sim.report.seen import look, over_time, summed_peak
+from twinserve.sim.report.static import panels
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics import summarise
 
@@ -49,12 +52,10 @@ def test_what_is_cached_stays_until_the_run_ends_or_its_replica_goes():
 def test_memory_drawn_is_never_more_than_there_is():
     rows = toy_rows(40, rate=0.5, blocks=200)
     rows.steps["kv_cached_blocks"] = 200 - rows.steps["kv_used_blocks"]
-    figure = load_figure({"a": replace_rows(rows)})
-    used, best_effort, cached = figure.axes[1].collections
-    tops = [c.get_paths()[0].vertices[:, 1].max() for c in (used, best_effort, cached)]
-    assert 0.9 < max(tops) <= 1 + 1e-9
-    shown = cached.get_datalim(figure.axes[1].transData)
-    assert shown.x0 < 1 and shown.x1 > rows.steps["end_s"].max() * 0.99
+    times = look("a", None, replace_rows(rows)).times
+    both = times["kv_used_blocks"].mean + times["kv_cached_blocks"].mean
+    assert 0.9 < both.max() / 200 <= 1 + 1e-9
+    assert times["kv_cached_blocks"].mean[-1] > 0
 
 
 def test_what_is_cached_stays_on_a_page_too(tmp_path):
@@ -105,77 +106,93 @@ def replace_rows(rows) -> RunResult:
 
 
 # -- objectives ------------------------------------------------------------------------------------
-def width_of_curve(ax: Axes) -> float:
-    """Share of the panel's width between the curve's ends."""
-    x = ax.lines[0].get_xdata()
-    ends = ax.transData.transform([(x.min(), 0), (x.max(), 0)])[:, 0]
-    return float(np.diff(ax.transAxes.inverted().transform([(e, 0) for e in ends])[:, 0])[0])
+def cdf(values, bound: float) -> Chart:
+    at, share = thinned_steps(np.asarray(values, float))
+    marks = ((bound, "objective"),)
+    return Chart(
+        "k", "t", "x", "y", (Curve("a", at, share, 0, "step"),), "", log_x=None, marks=marks
+    )
 
 
 @pytest.mark.parametrize("high", [0.02, 5.0], ids=["linear", "logarithmic"])
 @pytest.mark.parametrize("bound", [1e-5, 0.004, 0.015, 0.04, 30.0, 1e4])
 def test_an_objective_never_squeezes_the_curve(bound, high):
-    ax = Figure().subplots()
-    draw_cdf(ax, {"a": np.geomspace(0.01, high, 50)}, "TTFT", "time", "s", bound)
-    assert width_of_curve(ax) > 0.3
-    (said,) = [t for t in ax.texts if "objective" in t.get_text()]
-    low, top = ax.get_xlim()
-    lines = [line for line in ax.lines if len(set(line.get_xdata())) == 1]
-    if low <= bound <= top:
-        assert [line.get_xdata()[0] for line in lines] == [bound] and said.xy[0] == bound
-    else:  # its side is said, in the panel
-        assert lines == [] and said.xy[0] == (bound > top)
-        assert ("\u2192" in said.get_text()) == (bound > top)
+    chart = cdf(np.geomspace(0.01, high, 50), bound)
+    scale = np.log if chart.x_log else np.asarray
+    low, top = chart.x_range
+    assert (scale(high) - scale(0.01)) / (scale(top) - scale(low)) > 0.3
+    ((at, said, side),) = chart.placed
+    assert side == (bound > top) - (bound < low) and at == bound
+    assert ("\u2192" in said, "\u2190" in said) == (side > 0, side < 0)
+    lines = [line for line in panels([chart]).axes[0].lines if len(set(line.get_xdata())) == 1]
+    assert [line.get_xdata()[0] for line in lines] == ([bound] if side == 0 else [])
 
 
-def test_an_objective_near_the_curve_is_a_line():
-    for high in (0.02, 5.0):
-        ax = Figure().subplots()
-        draw_cdf(ax, {"a": np.geomspace(0.01, high, 50)}, "TTFT", "time", "s", high * 1.5)
-        at = ax.lines[-1].get_xdata()[0]
-        assert at == pytest.approx(high * 1.5) and at < ax.get_xlim()[1]
+@pytest.mark.parametrize("high", [0.02, 5.0])
+def test_an_objective_near_the_curve_is_a_line(high):
+    chart = cdf(np.geomspace(0.01, high, 50), high * 1.5)
+    assert chart.placed[0][2] == 0 and high * 1.5 < chart.x_range[1]
 
 
-# -- empty panels ----------------------------------------------------------------------------------
+# -- axes ------------------------------------------------------------------------------------------
+def line(*y: float, x: Sequence[float] | None = None) -> Chart:
+    at = np.arange(len(y), dtype=float) if x is None else np.array(x)
+    return Chart("k", "t", "x", "y", (Curve("a", at, np.array(y, float), 0),), "")
+
+
 @pytest.mark.parametrize("values", [[], [0.0, 0.0], [np.nan]])
-def test_a_panel_with_nothing_to_see_ends_at_one(values):
-    ax = Figure().subplots()
-    ax.plot(range(len(values)), values)
-    from_zero(ax)
-    assert ax.get_ylim() == (0, 1)
+def test_a_chart_with_nothing_to_see_ends_at_one(values):
+    assert line(*values).y_range == (0, 1)
 
 
-def test_a_panel_of_small_values_ends_beside_them():
-    ax = Figure().subplots()
-    ax.plot([0, 1], [0.0, 0.02])
-    from_zero(ax)
-    assert 0.02 < ax.get_ylim()[1] < 0.03
+def test_a_chart_of_small_values_ends_beside_them():
+    low, high = line(0.0, 0.02).y_range
+    assert low == 0 and 0.02 < high < 0.03
 
 
-def test_queue_in_which_nobody_waits_has_room_for_one():
+def test_a_scale_is_logarithmic_where_one_value_would_flatten_the_others():
+    assert line(1.0, 40.0).y_log and not line(1.0, 20.0).y_log and not line(0.0, 40.0).y_log
+    low, high = line(1.0, 40.0).y_range
+    assert 0 < low < 1 and high > 40
+
+
+def test_the_axes_of_picture_and_page_are_the_same():
+    pytest.importorskip("bokeh", reason="bokeh is not installed: pip install 'twinserve[report]'")
+    for chart in (line(3.0, 5.0, x=[2, 9]), line(1.0, 400.0), cdf([0.1, 0.2, 9.0], 3.0)):
+        ax, page = panels([chart]).axes[0], interactive.figure_of(chart)
+        for given, limits in ((page.x_range, ax.get_xlim()), (page.y_range, ax.get_ylim())):
+            assert (given.start, given.end) == pytest.approx(limits)
+        assert (ax.get_xscale() == "log") == chart.x_log
+        assert (ax.get_xlabel(), ax.get_ylabel()) == (chart.x, chart.y)
+
+
+def test_curves_differ_in_grey():
+    """Eight in a row, by dash or mark."""
+    looks = {(dash(i), marked(i)) for i in range(8)}
+    assert len(looks) == 8
+
+
+# -- repeats ---------------------------------------------------------------------------------------
+def test_a_queue_in_which_none_waits_has_room_for_one():
     rows = toy_rows(5, rate=0.1)
     rows.steps["waiting"] = 0
     assert load_figure({"a": result(rows)}).axes[0].get_ylim() == (0, 1)
 
 
-# -- repeats ---------------------------------------------------------------------------------------
-def test_what_is_said_of_repeats_is_the_mean_of_all_and_each_is_drawn():
-    live = [np.full(9, seconds) for seconds in (0.010, 0.020, 0.060)]
-    ax = Figure().subplots()
-    draw_cdf(ax, {"simulated": np.full(9, 0.001), "live": live}, "TTFT", "time", "ms")
-    said = ax.texts[0].get_text()
-    assert said == "median 1 ms (simulated) to 30 ms (live); live: mean of 3 runs"
-    assert sorted(line.get_xdata()[-1] for line in ax.lines) == pytest.approx([1, 10, 20, 60])
-    assert len({line.get_color() for line in ax.lines}) == 2
+def test_each_repeat_is_drawn_in_the_colour_of_its_label():
+    simulated, *live = (result(toy_rows(20, seed=seed, be_share=0.0)) for seed in range(4))
+    figure = latency_figure({"simulated": simulated, "live": live[0]}, {"live": live[1:]})
+    colours = [line.get_color() for line in figure.axes[0].lines]
+    assert len(colours) == 4 and len(set(colours)) == 2 and len(set(colours[1:])) == 1
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["simulated", "live"]
 
 
 def test_the_median_beside_a_table_of_means_is_the_tables():
     runs = [result(toy_rows(60, seed=seed, be_share=0.0)) for seed in range(4)]
-    simulated, *live = runs
-    figure = latency_figure({"simulated": simulated, "live": live[0]}, {"live": live[1:]})
-    mean = np.mean([run.summary["p50_ttft_ms"] for run in live])
-    shown = f"{mean:.3g} ms" if mean < 1000 else f"{mean / 1000:.3g} s"
-    assert f"{shown} (live)" in figure.axes[0].texts[0].get_text()
+    seen = [look(name, None, run) for name, run in zip(["a", "b", "b", "b"], runs, strict=True)]
+    mean = np.mean([run.summary["p50_ttft_ms"] for run in runs[1:]]) / 1000
+    assert f"{mean:.4g} s (b)" in next(distributions(seen)).alt
 
 
 def test_the_highest_is_of_all_replicas_together():

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from twinserve.sim.cli.main import main
-from twinserve.sim.report.figures import new_figure
+from twinserve.sim.report.static import new_figure
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import add_error_bars

@@ -111,4 +111,4 @@ def test_every_line_has_its_own_name_whatever_that_is(names):
     assert shown == names
     panel = figure.axes[0]
     drawn = [container.lines[0].get_color() for container in panel.containers]
-    assert [to_hex(handle.get_color()[0]) for handle in legend.legend_handles] == drawn
+    assert [to_hex(handle.get_color()) for handle in legend.legend_handles] == drawn
