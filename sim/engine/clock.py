@@ -49,6 +49,22 @@ class Clock(simpy.Environment):
         self._queue = [entry for entry in self._queue if entry[-1] is not event]
         heapify(self._queue)
 
+    def reach(self, time_s: float, priority: int) -> bool:
+        """Move on to `time_s` (seconds) if nothing else happens before an event of `priority` there
+        would. So a process goes on without an event of its own. False: the event is needed, or
+        lies in the past, which `at` refuses.
+
+        The process is the only one that waited for the event which it handles.
+        """
+        if time_s < self._now:
+            return False
+        if self._queue:
+            next_s, next_priority = self._queue[0][:2]
+            if next_s < time_s or (next_s == time_s and next_priority <= priority):
+                return False
+        self._now = time_s
+        return True
+
     def at(self, time_s: float, priority: int = STEPS) -> Event:
         """An event that happens at `time_s` (seconds, not before now)."""
         if time_s < self._now:

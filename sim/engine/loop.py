@@ -232,7 +232,8 @@ class Engine:
         clock, core = self.clock, self.core
         plan = None
         while True:
-            yield clock.at(clock.now, self._plans)
+            if not clock.reach(clock.now, self._plans):
+                yield clock.at(clock.now, self._plans)
             if plan is None:
                 if core.unsettled:
                     self._settle()
@@ -247,7 +248,9 @@ class Engine:
             plan = self._plan_ahead(step) if core.asynchronous else None
             ends = step.executed.outcome.ends_s
             if len(ends) == 1:
-                yield clock.at(ends[0], self._steps)
+                end_s = ends.item()
+                if not clock.reach(end_s, self._steps):
+                    yield clock.at(end_s, self._steps)
             else:
                 yield from self._run(step.executed)
             self._record(step)
@@ -409,15 +412,18 @@ class Engine:
     def _run(self, executed: Executed):
         """Let the time of a run of steps pass; an arrival cuts it at the next boundary."""
         ends = executed.outcome.ends_s
+        end_s = float(ends[-1])
+        if self.clock.reach(end_s, self._steps):
+            return
         self._in_run = True
         try:
-            yield self.clock.at(ends[-1], self._steps)
+            yield self.clock.at(end_s, self._steps)
             self._in_run = False
         except simpy.Interrupt as interrupt:
             if interrupt.cause is not Wake.NEWS:
                 raise
             self.backend.cut(executed, self._last + 1)
-            yield self.clock.at(ends[self._last], self._steps)
+            yield self.clock.at(float(ends[self._last]), self._steps)
 
     def steps_begun(self, before_s: float) -> int:
         """How many steps have begun before `before_s` (seconds, not after now), those inside a run

@@ -44,10 +44,12 @@ class StepRecorder:
         self.ends: list[np.ndarray] = []
         # macro-step, whose blocks, how many newly taken by step
         self.growth: list[tuple[int, str, np.ndarray]] = []
-        # gaps, how many rt and be tokens had each
+        # gaps before the first token of an outcome, how many rt and be tokens had each
         self._gaps: list[tuple[np.ndarray, int, int]] = []
-        # starts of the steps of their later tokens, one or as many as gaps; None: not asked for
-        self._gap_starts: list[float | np.ndarray] | None = [] if timed else None
+        # starts of the steps of their later tokens; None: not asked for
+        self._gap_starts: list[float] | None = [] if timed else None
+        # ends of the steps of a run, between which all gaps of its rows lie: how many rt and be
+        self._runs: list[tuple[np.ndarray, int, int]] = []
         # of plans without a step: preempted (recompute, swap), bytes (to host, to device)
         self._pending = [0, 0, 0, 0]
         self.steps = 0
@@ -186,12 +188,9 @@ class StepRecorder:
         n_be, found = columns.split_gaps(rows, first_gaps, requests.service_class)
         self._gaps += found
         if len(ends) > 1:
-            self._gaps.append((ends[1:] - ends[:-1], len(rows) - n_be, n_be))
-        if (starts := self._gap_starts) is not None:
-            new = len(self._gaps) - len(starts)  # the last one of a run: its further steps
-            starts += [executed.outcome.start_s] * new
-            if len(ends) > 1:
-                starts[-1] = ends[:-1]
+            self._runs.append((ends, len(rows) - n_be, n_be))
+        if self._gap_starts is not None:
+            self._gap_starts += [executed.outcome.start_s] * len(found)
 
     def run_columns(self) -> dict[str, np.ndarray]:
         """int64[r] each: one entry a run of steps, as its first step has it."""
@@ -214,43 +213,51 @@ class StepRecorder:
                       of a recorder that is `timed`
         """
         if warmup_end_s is None:
-            return self._pooled(self._gaps)
+            return _pooled(self._gaps, self._runs)
         assert self._gap_starts is not None, "the recorder was not asked for times"
-        sides: dict[bool, list] = {True: [], False: []}
-        for (gaps, *counts), starts in zip(self._gaps, self._gap_starts, strict=True):
+        sides: dict[bool, tuple[list, list]] = {True: ([], []), False: ([], [])}
+        for gaps, start_s in zip(self._gaps, self._gap_starts, strict=True):
+            sides[start_s < warmup_end_s][0].append(gaps)
+        for ends, *counts in self._runs:
             # steps of a run follow each other: the first ones are of the warm-up
-            early = (
-                int(starts.searchsorted(warmup_end_s))
-                if isinstance(starts, np.ndarray)
-                else len(gaps) * (starts < warmup_end_s)
-            )
-            for warmup, part in ((True, gaps[:early]), (False, gaps[early:])):
-                if len(part):
-                    sides[warmup].append((part, *counts))
-        return [pool for warmup, found in sides.items() for pool in self._pooled(found, warmup)]
+            early = int(ends[:-1].searchsorted(warmup_end_s))
+            for warmup, part in ((True, ends[: early + 1]), (False, ends[early:])):
+                if len(part) > 1:
+                    sides[warmup][1].append((part, *counts))
+        return [pool for warmup, found in sides.items() for pool in _pooled(*found, warmup)]
 
-    @staticmethod
-    def _pooled(
-        found: list[tuple[np.ndarray, int, int]], warmup: bool | None = None
-    ) -> list[GapPool]:
-        if not found:
-            return []
-        pools = []
-        arrays, *counts = zip(*found, strict=True)
-        lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-        everything = np.concatenate(arrays)
-        for name, times in zip(_CLASSES.tolist(), np.array(counts, np.int64), strict=True):
-            chosen, gaps = times > 0, everything
-            if not chosen.any():
-                continue
-            if not chosen.all():
-                gaps = everything[chosen.repeat(lengths)]
-            order = gaps.argsort(kind="stable")  # the gaps of a run mostly ascend already
-            gaps = gaps[order]
-            first = np.flatnonzero(np.concatenate([[True], gaps[1:] != gaps[:-1]]))
-            weights = times[chosen].repeat(lengths[chosen])[order]
-            pools.append(GapPool(name, gaps[first], np.add.reduceat(weights, first), warmup))
-        return pools
+
+def _pooled(
+    gaps: list[tuple[np.ndarray, int, int]],
+    runs: list[tuple[np.ndarray, int, int]],
+    warmup: bool | None = None,
+) -> list[GapPool]:
+    """Gaps by class: `gaps`, and those between the ends of each of `runs`; both with how many rows
+    of each class had them."""
+    found = gaps + runs
+    if not found:
+        return []
+    pools = []
+    arrays, *counts = zip(*found, strict=True)
+    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    everything = np.concatenate(arrays)
+    if runs:
+        ends = everything[lengths[: len(gaps)].sum() :]
+        later = np.delete(ends[1:] - ends[:-1], lengths[len(gaps) : -1].cumsum() - 1)
+        everything = np.concatenate([everything[: -len(ends)], later])
+        lengths[len(gaps) :] -= 1
+    for name, times in zip(_CLASSES.tolist(), np.array(counts, np.int64), strict=True):
+        chosen, seconds = times > 0, everything
+        if not chosen.any():
+            continue
+        if not chosen.all():
+            seconds = everything[chosen.repeat(lengths)]
+        order = seconds.argsort(kind="stable")  # the gaps of a run mostly ascend already
+        seconds = seconds[order]
+        first = np.flatnonzero(np.concatenate([[True], seconds[1:] != seconds[:-1]]))
+        weights = times[chosen].repeat(lengths[chosen])[order]
+        pools.append(GapPool(name, seconds[first], np.add.reduceat(weights, first), warmup))
+    return pools
 
 
 def request_frame(requests: RequestTable, replica: int, group_names: list[str]) -> pd.DataFrame:

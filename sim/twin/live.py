@@ -51,6 +51,10 @@ class WallClock(Clock):
             time.sleep(ahead)
         super().step()
 
+    def reach(self, time_s: float, priority: int) -> bool:
+        """False: each event is waited for."""
+        return False
+
 
 def check_synchronous(asynchronous: bool, physical: bool) -> None:
     """Raises SettingsError for a run that plans ahead on a layout made real: its slots change with

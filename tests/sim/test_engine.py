@@ -53,6 +53,34 @@ def test_an_event_is_at_its_time_to_the_last_bit_and_never_in_the_past():
         clock.at(0.5)
 
 
+@pytest.mark.parametrize(
+    ("next_s", "next_priority", "reached"),
+    [
+        (None, STEPS, True),
+        (1.5, BEFORE_STEPS, True),
+        (1.0, PLANS, True),
+        (1.0, STEPS, False),  # it was put there first
+        (1.0, BEFORE_STEPS, False),
+        (0.5, PLANS, False),
+    ],
+)
+def test_time_moves_on_without_an_event_only_where_nothing_comes_before(
+    next_s, next_priority, reached
+):
+    clock = Clock()
+    if next_s is not None:
+        clock.at(next_s, next_priority)
+    assert clock.reach(1.0, STEPS) is reached
+    assert clock.now == (1.0 if reached else 0.0)
+
+
+def test_time_does_not_move_back():
+    clock = Clock()
+    assert clock.reach(1.0, STEPS)
+    assert not clock.reach(0.5, STEPS)
+    assert clock.now == 1.0
+
+
 # -- idle, wake, cut -------------------------------------------------------------------------------
 def test_an_idle_engine_starts_at_the_arrival():
     sim = simulate(Workload.build([3.25, 10.5], [8, 8], [2, 1]), model=STEP)
