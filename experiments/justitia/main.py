@@ -1,363 +1,396 @@
-"""Figures and tables of Justitia's paper, and why ours differ: `python -m
-twinserve.experiments.justitia [FIGURE ...]`."""
+"""Figures and tables of Justitia's paper, and why ours differ: `twinserve study justitia
+[FIGURE ...]`. docs/justitia.md says what comes out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
+from twinserve.experiments.justitia import claims, tables, why
 from twinserve.experiments.justitia.causes import CAUSES
-from twinserve.experiments.justitia.elephant import FIG11
-from twinserve.experiments.justitia.fairness import FAIRNESS, WHO
-from twinserve.experiments.justitia.figures import (
-    FIG3,
-    FIG4,
-    FIG8,
-    FIG9,
-    FIG10,
-    FIG12,
-    POOLS,
-    small,
-)
-from twinserve.experiments.justitia.ours import MISJUDGED, PREEMPTION, TOGETHER
+from twinserve.experiments.justitia.claims import ERRORS, OVERHEAD_MS, QUEUES, SJF
 from twinserve.experiments.justitia.overhead import decisions, prediction
-from twinserve.experiments.justitia.tables import chosen, claim
+from twinserve.experiments.justitia.runs import (
+    LLAMA_13B,
+    PAPER_BLOCKS,
+    QUANTILES,
+    compare,
+    delayed,
+    elephant,
+    lengths,
+    misjudged,
+    two_mergers,
+)
+from twinserve.experiments.study.curves import Bars, lines_of, ylog
+from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure, Scale, Study
-from twinserve.experiments.study.verdict import Claim, judge_bound, worst
+from twinserve.experiments.study.tables import Table
 from twinserve.sim.sweep.grid import Point
-from twinserve.sim.sweep.statistics import over_seeds, shown
 
+DENSITIES = ("1x", "2x", "3x")
+# KV blocks: what the profile derives, and those of Fig. 3
+POOLS = {"profile": {}, "459": {"num_blocks": PAPER_BLOCKS}}
+FAIR_SEEDS = 10  # at least, of everything that is said about fairness
+POLICIES = ("justitia", "srjf", SJF, "vtc", "parrot", "vllm", "vllm-v0", "justitia:cost=compute")
+SHOWN = ("justitia", "srjf", "vtc", "parrot", "vllm", "vllm-v0", SJF)
+TRUTH = "predictor=perfect"
+JUSTITIA, SRJF = f"justitia:{TRUTH}", f"srjf:{TRUTH}"
+# few applications, the arrivals of the embedded replica, and no network to train
+WORKLOAD = {"count": 300, "offline": False}
+QUICK = {"count": 12, "offline": True, "policies": lambda policies: quickly(policies)}
+
+
+def quickly(policies: Sequence[str]) -> list[str]:
+    """Those that predict demands, and are not told how, by the mean of a class."""
+    asked = [p.split(":")[0] in ("justitia", "srjf") and "predictor" not in p for p in policies]
+    return [
+        f"{p}{',' if ':' in p else ':'}predictor=class-mean" if mean else p
+        for p, mean in zip(policies, asked, strict=True)
+    ]
+
+
+def densities(values: Sequence[str]) -> dict[str, dict[str, str]]:
+    return {value: {"trace": f"apps:{value}"} for value in values}
+
+
+def jct(
+    values: Sequence[str], policies: Sequence[str], seeds: int = FAIR_SEEDS, **more: Any
+) -> Grid:
+    """Runs of `compare` at these densities; more: `pools`, if that is an axis, and
+    further settings."""
+    axes = {"pool": more.pop("pools")} if "pools" in more else {}
+    common = {"policies": [*policies], **WORKLOAD} | more
+    few = {"density": values[-1:]}
+    vary = {"density": densities(values), **axes}
+    return Grid(vary, common, few=few, quick=QUICK, least_seeds=seeds)
+
+
+# -- plots -----------------------------------------------------------------------------------------
+def _log(axes, metric: str) -> None:
+    axes.set_xscale("log")
+    axes.autoscale(axis="x")
+    axes.tick_params(which="minor", labelbottom=False)
+
+
+def jct_bars(policies: Sequence[str]) -> Callable:
+    metrics = {"mean_s": "average JCT, s", "p90_s": "P90 JCT, s"}
+    draw = Bars("policy", "density", metrics, group="pool", finish=_log)
+
+    def plot(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
+        draw(canvas, table[table.policy.isin(policies) & (table.density != "all")], points)
+
+    return plot
+
+
+def mergers_plot(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
+    """KV blocks over time, of one run of the last size."""
+    size = points["size"].iloc[-1]
+    frame = points[(points["size"] == size) & (points.seed == points.seed.min())]
+    means = table[table["size"] == size].set_index("policy").mean_s
+    panels = canvas.subplots(1, 2, sharey=True, sharex=True)
+    for panel, (policy, rows) in zip(panels, frame.groupby("policy", sort=False), strict=True):
+        labels = ("ends first", "ends second")
+        panel.stackplot(rows.t_s, rows["first"], rows.second, labels=labels, step="post")
+        panel.set(title=f"{policy}: mean {means[policy]:.0f} s", xlabel="s")
+    panels[0].set_ylabel("KV blocks")
+    panels[0].legend(fontsize=8)
+
+
+def lengths_plot(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
+    groups = table.groupby(["kind", "what"], sort=False)
+    for panel, ((kind, what), rows) in zip(canvas.subplots(2, 2).ravel(), groups, strict=True):
+        error = np.nan_to_num(rows.share_ci)
+        panel.bar(rows.low, rows.share, rows.high - rows.low, align="edge", yerr=error)
+        panel.set_title(f"{kind}, first stage: {what} tokens", fontsize=9)
+
+
+def ratios_plot(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
+    pools = list(dict.fromkeys(table.pool))
+    panels = canvas.subplots(1, len(pools), sharey=True, squeeze=False)[0]
+    for panel, pool in zip(panels, pools, strict=True):
+        by_policy = table[table.pool == pool].set_index("policy")
+        for policy in (name for name in SHOWN if name != "vtc"):
+            ratios = by_policy.loc[policy, tables.RATIOS].to_numpy(float)
+            panel.plot(ratios, np.array(QUANTILES) / 100, label=policy)
+        panel.axvline(1.0, color="grey", lw=0.8)
+        panel.set(xscale="log", xlabel="JCT / JCT under VTC", title=f"KV blocks: {pool}")
+    panels[0].set_ylabel("share of applications")
+    panels[0].legend(fontsize=8)
+
+
+def _papers_jct(axes, metric: str) -> None:
+    axes.axvline(151.1, color="black", lw=1, ls=":", label="paper, 53 %")
+    axes.axvline(366.7, color="black", lw=1, ls="--", label="paper, 452 %")
+
+
+def _papers_ms(axes, metric: str) -> None:
+    axes.plot(list(OVERHEAD_MS), list(OVERHEAD_MS.values()), marker="s", label="paper")
+    ylog(axes, metric)
+
+
+def _zero(axes, metric: str) -> None:
+    axes.axvline(0.0, color="grey", lw=0.8)
+
+
+# -- Table II --------------------------------------------------------------------------------------
 NOISE = "justitia:predictor=perfect,error={error},seed={draw}"
 PREDICTORS = {
     "mlp": "justitia",
     "class mean": "justitia:predictor=class-mean",
     "perfect": "justitia:predictor=perfect",
 }
-ERRORS = {53: 0.53, 452: 4.52}  # per cent: the paper's MLP and DistilBERT
-# noise of each application, or one factor a class: draws in each seed
-KINDS = {"error": 1, "class error": 4}
-SLOWER = 142.7  # Table II: 366.7 s over 151.1 s, per cent
-# Table III: applications a minute -> ms
-OVERHEAD_MS = {15: 0.778, 20: 1.827, 30: 3.076, 50: 5.190, 100: 8.093}
-RATES = tuple(OVERHEAD_MS)
-QUEUES = {"heap": RATES, "sorted at each decision": (RATES[0], RATES[-1])}
-
-WHY_MLP = (
-    "demands within a class spread less than the paper's: without any text (class mean, "
-    "table.csv) the error is below 53 %; "
-    "that generated texts tell more than real prompts is a guess"
-)
-WHY_TIME = (
-    "seconds of our code on a shared CPU core; the paper's are of its own code on a "
-    "machine that is not ours"
-)
-WHY_POOL = (
-    "the pool: where memory is not short order costs little; with 459 blocks (Fig. 3) it "
-    "is above twice as much"
-)
-WHY_NOISE = (
-    "not reproduced; tried: noise of each application and one factor a class (rows with that), "
-    "each with two pools. Single draws of one factor a class with 459 blocks reach it, the mean "
-    "does not; the paper does not say how its network errs"
-)
-WHY_CLASSES = (
-    "nine factors are drawn for the nine classes, and another draw changes much (interval)"
-)
-WHY_PLAN = (
-    "a decision here looks at the head of a heap, and takes little longer with more waiting. With "
-    "the queue sorted at each decision it grows, but not tenfold. Not reproduced; tried: heap, and "
-    "sorted at each decision (rows here)"
-)
+DRAWS = {"error": 1, "class error": 4}  # in each seed
 
 
 def table2_points(scale: Scale) -> list[Point]:
-    # what a predictor says does not depend on the pool: it is asked once
-    trials = {
-        pool: (5 if scale.quick else 100) if blocks is None else 0 for pool, blocks in POOLS.items()
-    }
     wanted = [
         (name, seed, 0, {"policy": policy})
         for name, policy in PREDICTORS.items()
         if not (scale.quick and name == "mlp")
         for seed in scale.seeds
-    ] + [
-        (
-            f"{kind} {said} %",
-            seed,
-            draw,
-            {"policy": NOISE.format(error=error, draw=KINDS[kind] * seed + draw)} | _noise(kind),
-        )
-        for kind, draws in KINDS.items()
-        for said, error in ERRORS.items()
-        for seed in scale.seeds
-        for draw in range(1 if scale.quick else draws)
     ]
+    for kind, draws in DRAWS.items():
+        of_class = {"class_errors": True} if kind == "class error" else {}
+        wanted += [
+            (
+                f"{kind} {said} %",
+                seed,
+                draw,
+                {"policy": NOISE.format(error=error, draw=n)} | of_class,
+            )
+            for said, error in ERRORS.items()
+            for seed in scale.seeds
+            for draw in range(1 if scale.quick else draws)
+            for name, n in [(f"{kind} {said} %", draws * seed + draw)]
+        ]
+    size = {"count": 12, "offline": True} if scale.quick else {}
+    # what a predictor says does not depend on the pool: it is asked once
+    trials = {"profile": 5 if scale.quick else 100, "459": 0}
     return [
         Point(
             {"predictor": name, "pool": pool, "seed": seed, "draw": draw},
-            asked | {"seed": seed, "blocks": blocks, "trials": trials[pool]} | small(scale),
+            asked | {"seed": seed, "blocks": more.get("num_blocks"), "trials": trials[pool]} | size,
         )
         for name, seed, draw, asked in wanted
-        for pool, blocks in POOLS.items()
+        for pool, more in POOLS.items()
     ]
 
 
-def _noise(kind: str) -> dict:
-    return {"class_errors": True} if kind == "class error" else {}
-
-
-def table2_table(points: pd.DataFrame) -> pd.DataFrame:
-    """vs_perfect, vs_53: mean JCT above that with demands known, and above that with errors of 53 %
-    of the same kind and draw, in the same seed, per cent. Draws are averaged before seeds are."""
-    runs = points.set_index(["predictor", "pool", "seed", "draw"]).mean_s
-
-    def above(bases: Iterable[tuple[str, int]]) -> np.ndarray:
-        names, draws = zip(*bases, strict=True)
-        keys = pd.MultiIndex.from_arrays([names, points.pool, points.seed, draws])
-        return 100 * (points.mean_s.to_numpy() / runs.reindex(keys).to_numpy() - 1)
-
-    said = [
-        name.replace("452 %", "53 %") if name.endswith("%") else "" for name in points.predictor
-    ]
-    frame = points.assign(
-        vs_perfect=above([("perfect", 0)] * len(points)),
-        vs_53=above(zip(said, points.draw, strict=True)),
-    )
-    values = ["mean_s", "p90_s", "vs_perfect", "vs_53", "error", "predict_ms", "train_s"]
-    frame = frame.groupby(["predictor", "pool", "seed"], sort=False)[values].mean().reset_index()
-    return over_seeds(frame, ["predictor", "pool"], values)
-
-
-def table2_plot(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
-    panel = canvas.subplots()
-    names = list(dict.fromkeys(table.predictor))
-    for i, (pool, rows) in enumerate(table.groupby("pool", sort=False)):
-        panel.bar(
-            np.arange(len(names)) + 0.4 * i,
-            rows.mean_s,
-            0.4,
-            yerr=np.nan_to_num(rows.mean_s_ci),
-            label=f"KV blocks: {pool}",
-        )
-    panel.axhline(151.1, color="black", lw=1, ls=":", label="paper, 53 %")
-    panel.axhline(366.7, color="black", lw=1, ls="--", label="paper, 452 %")
-    panel.set_xticks(np.arange(len(names)) + 0.2, names, fontsize=8)
-    panel.set(ylabel="average JCT at 2x, s")
-    panel.legend(loc="upper left")
-
-
-def table2_claims(table: pd.DataFrame) -> list[Claim]:
-    claims = []
-    if "mlp" in set(table.predictor):
-        row = chosen(table, predictor="mlp", pool="profile").copy()
-        row["error"], row["error_ci"] = 100 * row.error, 100 * row.error_ci
-        claims += [
-            claim("Table II", "MLP, mean relative error", 53.0, row, "error", WHY_MLP, " %"),
-            claim("Table II", "MLP, one prediction", 2.16, row, "predict_ms", WHY_TIME, " ms"),
-            claim(
-                "Table II",
-                "MLP, training of all classes",
-                60.0,
-                row,
-                "train_s",
-                WHY_TIME,
-                " s",
-                "about 1 min",
-            ),
-        ]
-    for kind in KINDS:
-        model = "noise of each application" if kind == "error" else "one factor a class"
-        for pool in dict.fromkeys(table.pool):
-            setting = f"{model}, 2x" if pool == "profile" else f"{model}, 2x, {pool} KV blocks"
-            right, wrong = (
-                chosen(table, predictor=f"{kind} {said} %", pool=pool) for said in ERRORS
-            )
-            why = WHY_POOL if pool == "profile" else WHY_NOISE if kind == "error" else WHY_CLASSES
-            why_more = WHY_NOISE if kind == "error" else why
-            claims += [
-                claim(
-                    "Table II",
-                    f"average JCT with an error of 53 %; {setting}",
-                    151.1,
-                    right,
-                    "mean_s",
-                    why,
-                    " s",
-                ),
-                claim(
-                    "Table II",
-                    f"average JCT with an error of 452 %; {setting}",
-                    366.7,
-                    wrong,
-                    "mean_s",
-                    why,
-                    " s",
-                ),
-                claim(
-                    "Table II",
-                    f"JCT with 452 % against 53 %; {setting}",
-                    SLOWER,
-                    wrong,
-                    "vs_53",
-                    why_more,
-                    " %",
-                ),
-            ]
-    return claims
-
-
-def table3_points(scale: Scale) -> list[Point]:
-    policy = "justitia:predictor=class-mean" if scale.quick else "justitia"
-    minutes = 0.2 if scale.quick else 3.0
-    return [
-        Point(
-            {"a_minute": rate, "queue": queue, "seed": seed},
-            {
-                "a_minute": rate,
-                "seed": seed,
-                "policy": policy,
-                "minutes": minutes,
-                "resort": queue != "heap",
-            },
-        )
-        for queue, rates in QUEUES.items()
-        for rate in rates
-        for seed in scale.seeds
-    ]
-
-
-def table3_table(points: pd.DataFrame) -> pd.DataFrame:
-    """over_least: how often as long a decision takes as at the lowest rate, in the same seed and
-    with the same queue."""
-    least = points[points.a_minute == RATES[0]].set_index(["queue", "seed"]).plan_ms
-    keys = pd.MultiIndex.from_frame(points[["queue", "seed"]])
-    frame = points.assign(over_least=points.plan_ms.to_numpy() / least.reindex(keys).to_numpy())
-    return over_seeds(
-        frame, ["queue", "a_minute"], ["plan_ms", "plan_p99_ms", "plans", "over_least"]
-    )
-
-
-def table3_plot(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
-    panel = canvas.subplots()
-    for queue, rows in table.groupby("queue", sort=False):
-        panel.errorbar(
-            rows.a_minute,
-            rows.plan_ms,
-            np.nan_to_num(rows.plan_ms_ci),
-            marker="o",
-            label=f"ours, {queue}",
-        )
-    panel.plot(list(OVERHEAD_MS), list(OVERHEAD_MS.values()), marker="s", label="paper")
-    panel.set(xlabel="applications a minute", ylabel="ms a decision", yscale="log")
-    panel.legend()
-
-
-def table3_claims(table: pd.DataFrame) -> list[Claim]:
-    rows = {rate: chosen(table, queue="heap", a_minute=rate) for rate in RATES}
-    found = [
-        claim(
-            "Table III",
-            f"a decision at {rate} applications a minute",
-            OVERHEAD_MS[rate],
-            row,
-            "plan_ms",
-            WHY_TIME,
-            " ms",
-        )
-        for rate, row in rows.items()
-    ]
-    slowest = max(rows.values(), key=lambda row: row.plan_ms)
-    said = worst(*(judge_bound(10 - row.plan_ms, row.plan_ms_ci) for row in rows.values()))
-    ours = f"{shown(slowest.plan_ms, slowest.plan_ms_ci)} ms at most"
-    found.append(
-        Claim.judged(
-            "Table III", "a decision, at every rate", "under 10 ms", ours, said, WHY_TIME, False
-        )
-    )
-    grown = OVERHEAD_MS[RATES[-1]] / OVERHEAD_MS[RATES[0]]
-    for queue in QUEUES:
-        row = chosen(table, queue=queue, a_minute=RATES[-1])
-        what = (
-            f"a decision at {RATES[-1]} over one at {RATES[0]} applications a minute; queue: "
-            f"{queue}"
-        )
-        found.append(
-            claim("Table III", what, grown, row, "over_least", WHY_PLAN, text=f"x {grown:.1f}")
-        )
-    return found
-
-
-TABLE2 = Figure(
-    "table2",
-    "errors of prediction",
-    table2_points,
-    prediction,
-    table2_table,
-    table2_plot,
-    table2_claims,
+# -- figures ---------------------------------------------------------------------------------------
+SIZES = {"ours": 1.0, "as in Fig. 3": 1 / 6}
+FIG3 = Grid(
+    {"size": SIZES, "policy": {"kv-share": "kv-share", "justitia": JUSTITIA}},
+    few={"size": ("as in Fig. 3",)},
+    quick={"size": 1 / 24},
 )
-TABLE3 = Figure(
-    "table3",
-    "time of a decision",
-    table3_points,
-    decisions,
-    table3_table,
-    table3_plot,
-    table3_claims,
+
+
+def _edges(low: float, high: float) -> list[float]:
+    return np.linspace(low, high, 11).tolist()
+
+
+EDGES = {
+    "FV": {"prompt": _edges(360, 380), "output": _edges(0, 150)},
+    "MRS": {"prompt": _edges(1100, 1400), "output": _edges(0, 1000)},
+}
+FIG4 = Grid(
+    {"kind": {kind: {"kind": kind, "edges": edges} for kind, edges in EDGES.items()}},
+    {"trials": 100},
+    quick={"trials": 10},
 )
+CROWDS = {  # how large the summary is, and the pool
+    "as drawn, profile": {},
+    "summary a 6th, 400 blocks": {"sizes": {"large": 1 / 6}, "num_blocks": 400},
+    "summary a 36th, 400 blocks": {"sizes": {"large": 1 / 36}, "num_blocks": 400},
+}
+FIG11 = Grid(
+    {"crowd": CROWDS, "mice": (0, 100, 200, 400, 600)},
+    {"policies": (JUSTITIA, SRJF)},
+    few={"mice": 2},
+    quick={"mice": lambda mice: min(mice, 6)},
+    least_seeds=FAIR_SEEDS,
+)
+MISJUDGED = Grid(
+    {"policy": (JUSTITIA, f"{JUSTITIA},correct=true", SRJF, "vtc"), "factor": (1, 12)},
+    {"mice": 600},
+    where=lambda at: at["factor"] == 1 or at["policy"].startswith("justitia"),
+    quick={"mice": 6},
+    least_seeds=FAIR_SEEDS,
+)
+WHO = Grid(
+    {"pool": POOLS},
+    {"policies": ["justitia:predictor=mlp", "srjf:predictor=mlp", "vtc"], "trace": "apps:2x"}
+    | WORKLOAD,
+    quick={
+        "policies": ["justitia:predictor=class-mean", "srjf:predictor=class-mean", "vtc"],
+        "count": 40,
+        "offline": True,
+    },
+    least_seeds=FAIR_SEEDS,
+)
+TABLE3 = Grid(
+    {"queue": {queue: {"resort": queue != "heap"} for queue in QUEUES}, "a_minute": QUEUES["heap"]},
+    {"policy": "justitia", "minutes": 3.0},
+    where=lambda at: at["a_minute"] in QUEUES[at["queue"]],
+    quick={"policy": "justitia:predictor=class-mean", "minutes": 0.2},
+)
+FIG8 = jct(DENSITIES, POLICIES, pools=POOLS)
+FIG9 = jct(DENSITIES, SHOWN, seeds=1, pools={"profile": {}}, profile=LLAMA_13B)
+OURS = Bars("policy", "density", {"mean_s": "average JCT, s", "worst": "worst ratio to VTC"})
+LATER = {f"later_{size}": f"{size}: later than under VTC" for size in ("small", "medium", "large")}
+FAIRER = {f"{name}_gain": f"fairer by: {words[0]}" for name, words in tables.MEASURES.items()}
+ENDS = {
+    "elephant_s": ("JCT of the summary, s", 1.0),
+    "gps_s": ("GPS ends it, s", 1.0),
+    "bound_s": ("GPS and bound 2, s", 1.0),
+}
 
 STUDY = Study(
     "justitia",
     'Yang et al., "Justitia: Fair and Efficient Scheduling for LLM Applications"',
-    (
-        FIG3,
-        FIG4,
-        FIG8,
-        FIG9,
-        FIG10,
-        FIG11,
-        FIG12,
-        FAIRNESS,
-        WHO,
-        TABLE2,
-        TABLE3,
+    [
+        Figure(
+            "fig3",
+            "two document mergers, KV blocks over time",
+            FIG3,
+            two_mergers,
+            tables.mergers,
+            mergers_plot,
+            claims.FIG3,
+        ),
+        Figure(
+            "fig4",
+            "lengths of first-stage requests over 100 runs",
+            FIG4,
+            lengths,
+            Table(("kind", "what", "low", "high"), ("share", "least", "most", "relative_spread")),
+            lengths_plot,
+            claims.fig4,
+        ),
+        Figure(
+            "fig8",
+            "JCT, Llama-7B on an A100",
+            FIG8,
+            compare,
+            tables.by_density,
+            jct_bars(SHOWN),
+            claims.jct("Fig. 8", "Llama-7B", why.FIG8),
+        ),
+        Figure(
+            "fig9",
+            "JCT, Llama-13B on 4 V100",
+            FIG9,
+            compare,
+            tables.by_density,
+            jct_bars(SHOWN),
+            claims.jct("Fig. 9", "Llama-13B", why.FIG9),
+        ),
+        Figure(
+            "fig10",
+            "finish-time fair ratios at 3x",
+            jct(("3x",), POLICIES, pools=POOLS),
+            compare,
+            lambda points: tables.jct_table(points, ["pool"]),
+            ratios_plot,
+            claims.fig10,
+        ),
+        Figure(
+            "fig11",
+            "an elephant among mice",
+            FIG11,
+            elephant,
+            tables.elephants,
+            lines_of("crowd", ENDS, "mice", "policy", {}, xlabel="small applications"),
+            claims.fig11,
+        ),
+        Figure(
+            "fig12",
+            "cost in memory or in computation",
+            FIG8,
+            compare,
+            tables.by_density,
+            jct_bars(("justitia", "justitia:cost=compute")),
+            claims.fig12,
+        ),
+        Figure(
+            "fairness",
+            "ours: is Justitia fairer than SRJF? paired, seed by seed",
+            FIG8,
+            compare,
+            tables.fairness,
+            Bars("density", "pool", FAIRER, finish=_zero),
+            claims.fairness,
+        ),
+        Figure(
+            "who",
+            "ours: which applications are later than under VTC, by their size, at 2x",
+            WHO,
+            delayed,
+            tables.WHO,
+            Bars("policy", "pool", LATER),
+        ),
+        Figure(
+            "table2",
+            "errors of prediction",
+            table2_points,
+            prediction,
+            tables.errors,
+            Bars("predictor", "pool", {"mean_s": "average JCT at 2x, s"}, finish=_papers_jct),
+            claims.TABLE2,
+        ),
+        Figure(
+            "table3",
+            "time of a decision",
+            TABLE3,
+            decisions,
+            tables.DECISIONS,
+            lines_of(
+                None,
+                {"plan_ms": ("ms a decision", 1.0)},
+                "a_minute",
+                "queue",
+                {},
+                _papers_ms,
+                xlabel="applications a minute",
+            ),
+            claims.table3,
+        ),
         CAUSES,
-        TOGETHER,
-        PREEMPTION,
-        MISJUDGED,
-    ),
-    (
-        Claim(
-            "Theorem 1 (Eq. 4)",
-            "an application ends no later than in GPS plus 2 c_max + C_max / M",
-            "a constant",
-            "bounds 1 and 2 of our own",
-            "not reproduced",
-            "the printed sum adds token-iterations to iterations; with one stage "
-            "2 d_max - 1 - c / M iterations are proved, and for graphs among graphs no constant "
-            "holds (tests/policies/test_justitia.py)",
-            False,
+        Figure(
+            "together",
+            "ours: small applications four times, large ones a sixth, 1,415 blocks",
+            jct(
+                DENSITIES[1:],
+                (JUSTITIA, SRJF, "vtc", "parrot", f"{JUSTITIA},cost=compute"),
+                sizes={"small": 4.0, "large": 1 / 6},
+                num_blocks=1415,
+            ),
+            compare,
+            tables.ours,
+            OURS,
         ),
-        Claim(
-            "Table II",
-            "DistilBERT, one prediction",
-            "55.7 ms",
-            "-",
-            "not reproduced",
-            "stands for an error level here, not a network",
-            False,
+        Figure(
+            "preemption",
+            "ours: preemption for the sake of order, which the paper denies",
+            jct(DENSITIES[1:], (JUSTITIA, f"{JUSTITIA},preempt=true", "vtc")),
+            compare,
+            tables.ours,
+            OURS,
         ),
-        Claim(
-            "Table II",
-            "DistilBERT, training",
-            "about 2 h",
-            "-",
-            "not reproduced",
-            "an error level here, not a network",
-            False,
+        Figure(
+            "misjudged",
+            "ours: a large application believed to be twelve times as large",
+            MISJUDGED,
+            misjudged,
+            lambda points: Table(("policy", "factor"), ("elephant_s", "mice_s"))(
+                tables.named(points)
+            ),
+            Bars("policy", "factor", {"elephant_s": "the large application ends, s"}),
         ),
-    ),
+    ],
+    claims.ABSENT,
 )

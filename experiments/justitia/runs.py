@@ -1,20 +1,21 @@
 """Runs of Justitia's evaluation (Yang et al., Sec. III-A and V): one point in, plain rows out.
 
 A point says what differs from the paper's setting: the workload's sizes and shapes, the pool of KV
-blocks, the arrival rate, seats and so on. Figures and the search for causes (main.py,
-causes.py) are made of the same points.
+blocks, the arrival rate, seats and so on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
+from twinserve.experiments.study.off import perturbed
 from twinserve.policies.justitia.clock import fluid_finish_times
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.policies.registry import parse_policy
+from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_jobs import fair_ratio, job_completion, summarise_fair_ratio
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
@@ -28,7 +29,7 @@ from twinserve.traces.workload import Workload
 LLAMA_7B, LLAMA_13B = "llama-7b@a100-pcie-40g", "llama-13b@v100-16g:tp4"
 PAPER_BLOCKS = 459  # the only pool that the paper names (Fig. 3): LLaMA2-7B on one A100
 QUANTILES = tuple(range(0, 101, 5))
-_SIZE = {c.kind: c.size for c in CLASSES}
+SIZE_OF = {c.kind: c.size for c in CLASSES}
 
 
 # -- workloads -------------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ def resized(factors: Mapping[str, float]):
     medium, large), at least one. Below 1 the last ones are left out, above 1 they are repeated."""
 
     def reshape(sample: Sample) -> Sample:
-        factor = factors.get(_SIZE[sample.kind], 1.0)
+        factor = factors.get(SIZE_OF[sample.kind], 1.0)
         stages = (
             [stage[i % len(stage)] for i in range(max(1, round(len(stage) * factor)))]
             for stage in sample.stages
@@ -47,28 +48,16 @@ def resized(factors: Mapping[str, float]):
     return reshape
 
 
-def size_of(kind: str) -> str:
-    """small, medium or large: of a class of applications."""
-    return _SIZE[kind]
+SHAPES = {
+    # the same requests one after another, and all at once
+    "narrow": lambda sample: tuple((request,) for request in sample.requests),
+    "wide": lambda sample: (tuple(sample.requests),),
+}
 
 
-def narrow(sample: Sample) -> Sample:
-    """The same requests one after another."""
-    return Sample(sample.kind, sample.text, tuple((request,) for request in sample.requests))
-
-
-def wide(sample: Sample) -> Sample:
-    """The same requests all at once."""
-    return Sample(sample.kind, sample.text, (tuple(sample.requests),))
-
-
-SHAPES = {"narrow": narrow, "wide": wide}
-
-
-def _reshape(sizes: Mapping[str, float] | None, shape: str | None):
-    if shape is not None:
-        return SHAPES[shape]
-    return None if sizes is None else resized(sizes)
+def shaped(shape: str):
+    """A reshaping: one of `SHAPES`."""
+    return lambda sample: Sample(sample.kind, sample.text, SHAPES[shape](sample))
 
 
 def inputs_of(
@@ -100,60 +89,94 @@ def compare(
     rate_scale: float = 1.0,
     count: int = 300,
     offline: bool = False,
-    scaled: Mapping[str, float] | None = None,
+    off: Sequence | None = None,
     **settings,
 ) -> list[dict]:
     """Every policy over one application workload; a row each.
 
     sizes, shape  see `resized` and `SHAPES`; settings  of the run: num_blocks, max_num_seqs, ..
-    scaled        factors on parts of the profile's step times, see `Profile.scaled`
+    off           part and factor: a part of the profile that is larger, see `perturbed`
     Columns: mean_s, p90_s, worst_s (JCT); late_s, from the last arrival to the last end; load, the
     demand over memory x window at the engine's mean iteration; not_delayed (share) and worst, of
     the ratios JCT / JCT under `fair`, whose quantiles are ratio_0 .. ratio_100; late_gps_s, the
     most that an application ends after its end in GPS, and within_gps, the share of those that do
-    not (`fluid_ends`); swaps, and swapped_tokens over PCIe both ways; replica, whether arrivals are
-    those of the embedded replica.
+    not (`fluid_ends`); replica, whether arrivals are those of the embedded replica.
     """
-    workload = load(trace, seed=seed, count=count, offline=offline, reshape=_reshape(sizes, shape))
+    reshape = shaped(shape) if shape is not None else None if sizes is None else resized(sizes)
+    workload = load(trace, seed=seed, count=count, offline=offline, reshape=reshape)
     if rate_scale != 1.0:
         workload = scale_rate(workload, rate_scale)
     inputs = inputs_of(workload, policies, seed, profile, settings)
-    if scaled is not None:
-        hardware, slowed = inputs.hardware, inputs.hardware.profile.scaled(**scaled)
-        hardware = replace(
-            hardware, profile=slowed, model=slowed.model(hardware.limits.max_num_seqs)
-        )
-        inputs = replace(inputs, hardware=hardware)
-    done = {spec.label: run_policy(inputs, spec).rows for spec in inputs.policies}
+    inputs = inputs if off is None else perturbed(inputs, *off)
     cost = sum(map(kv_token_time, workload.prompt_tokens.tolist(), workload.output_tokens.tolist()))
-    number = {name: i for i, name in enumerate(workload.group_names)}
     found = []
-    for label, rows in done.items():
-        jobs = job_completion(rows.requests)
-        jct = jobs["jct_s"].to_numpy()
+    for policy, (rows, jobs) in applications_of(inputs, fair).items():
         end = float(rows.requests["last_token_s"].max())
-        ratios = fair_ratio(rows, done[fair])
-        said = summarise_fair_ratio(ratios)
-        steps = end / len(rows.steps)
-        fluid = fluid_ends(workload, rows.steps["end_s"].to_numpy(), inputs.hardware.kv_tokens)
-        behind = jobs["end_s"].to_numpy() - fluid[[number[name] for name in jobs.index]]
+        iterations = cost / inputs.hardware.kv_tokens * (end / len(rows.steps))
+        said, jct = summarise_fair_ratio(jobs), jobs.jct_s.to_numpy()
         found.append(
             {
-                "policy": label,
+                "policy": policy,
                 "mean_s": float(jct.mean()),
                 "p90_s": float(np.percentile(jct, 90)),
                 "worst_s": float(jct.max()),
                 "late_s": end - workload.last_arrival_s,
-                "load": cost / inputs.hardware.kv_tokens * steps / workload.span_s,
+                "load": iterations / workload.span_s,
                 "not_delayed": said["not_delayed"],
                 "worst": said["max_fair_ratio"],
-                "late_gps_s": float(behind.max()),
-                "within_gps": float((behind <= 0).mean()),
+                "late_gps_s": float(jobs.behind_s.max()),
+                "within_gps": float((jobs.behind_s <= 0).mean()),
                 "replica": workload.provenance.replica,
             }
-            | {f"ratio_{q}": float(np.percentile(ratios["fair_ratio"], q)) for q in QUANTILES}
+            | {f"ratio_{q}": float(np.percentile(jobs.fair_ratio, q)) for q in QUANTILES}
         )
     return found
+
+
+def applications_of(inputs: Inputs, fair: str) -> dict[str, tuple[RunRows, pd.DataFrame]]:
+    """policy -> the rows of its run, and a row for each application: jct_s and end_s, fair_ratio to
+    the run of policy `fair`, behind_s, how much later than in GPS it ends."""
+    done = {spec.label: run_policy(inputs, spec).rows for spec in inputs.policies}
+    names = pd.Index(inputs.workload.group_names)
+    found = {}
+    for policy, rows in done.items():
+        jobs = job_completion(rows.requests)
+        fluid = fluid_ends(
+            inputs.workload, rows.steps["end_s"].to_numpy(), inputs.hardware.kv_tokens
+        )
+        behind_s = jobs.end_s - fluid[names.get_indexer(jobs.index)]
+        ratios = fair_ratio(rows, done[fair])
+        found[policy] = rows, jobs.assign(fair_ratio=ratios.fair_ratio, behind_s=behind_s)
+    return found
+
+
+def delayed(policies: Sequence[str], seed: int, trace: str, count: int, offline: bool, **settings):
+    """A row for each of two policies, the last of three is VTC: for each size of application the
+    share that ends later than under VTC (later_SIZE), the mean completion over VTC's (ratio_SIZE)
+    and the most that one ends after GPS (behind_SIZE, s)."""
+    workload = load(trace, seed=seed, count=count, offline=offline)
+    inputs = inputs_of(workload, policies, seed, LLAMA_7B, settings)
+    sizes = {
+        workload.group_names[group]: SIZE_OF[info.kind]
+        for group, info in workload.applications.items()
+    }
+    found = []
+    for policy, (_, jobs) in list(applications_of(inputs, policies[-1]).items())[:-1]:
+        row: dict = {"policy": plain(policy)}
+        for size, part in jobs.groupby(jobs.index.map(sizes)):
+            row[f"later_{size}"] = float((part.fair_ratio > 1).mean())
+            row[f"ratio_{size}"] = float(part.fair_ratio.mean())
+            row[f"behind_{size}"] = float(part.behind_s.max())
+        found.append(row)
+    return found
+
+
+def plain(policy: str) -> str:
+    """A policy's label without the choice of its predictor, which is the same for all of a
+    figure."""
+    name, _, options = policy.partition(":")
+    kept = [one for one in options.split(",") if one and not one.startswith("predictor=")]
+    return f"{name}:{','.join(kept)}" if kept else name
 
 
 def fluid_ends(workload: Workload, ends_s: np.ndarray, M: int) -> np.ndarray:
@@ -266,3 +289,71 @@ def lengths(
 
 def _spread(values: np.ndarray) -> float:
     return float(values.std() / values.mean())
+
+
+# -- Fig. 11, and a demand that is wrong -----------------------------------------------------------
+MICE = ("KBQAV", "CC", "ALFWI")
+
+
+def crowd_of(mice: int, seed: int, sizes: Mapping[str, float]) -> Workload:
+    """A summary (MRS) at 0 s and then a small application every second. sizes: see `resized`."""
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0x11CE,)))
+    kinds = ["MRS", *(MICE[i] for i in rng.integers(len(MICE), size=mice).tolist())]
+    return applications(np.arange(mice + 1.0), seed, kinds, resized(sizes))
+
+
+def elephant(
+    policies: Sequence[str],
+    mice: int,
+    seed: int,
+    num_blocks: int | None = None,
+    sizes: Mapping[str, float] | None = None,
+) -> list[dict]:
+    """A `crowd_of`: a row a policy, with the JCT of the summary (elephant_s), the mean of the small
+    ones (mice_s), and of `fair_end` gps_s and bound_s. sizes: see `resized`."""
+    workload = crowd_of(mice, seed, sizes or {})
+    inputs = inputs_of(workload, policies, seed, LLAMA_7B, {"num_blocks": num_blocks})
+    M, found = inputs.hardware.kv_tokens, []
+    for spec in inputs.policies:
+        rows = run_policy(inputs, spec).rows
+        gps_s, bound_s = fair_end(workload, rows.steps["end_s"].to_numpy(), M)
+        ends = _elephant_and_mice(workload, rows)
+        found.append({"policy": spec.label, **ends, "gps_s": gps_s, "bound_s": bound_s})
+    return found
+
+
+def _elephant_and_mice(workload: Workload, rows: RunRows) -> dict[str, float]:
+    jct = job_completion(rows.requests)["jct_s"]
+    large = workload.group_names[0]
+    return {"elephant_s": float(jct[large]), "mice_s": float(jct.drop(large).mean())}
+
+
+def fair_end(workload: Workload, ends_s: np.ndarray, M: int) -> tuple[float, float]:
+    """Seconds at which GPS ends application 0, which came at 0 s, and the same with bound 2 of
+    docs/justitia.md on top. Arguments: `fluid_iterations`.
+
+    Bound 2 is proven for one graph among applications of one stage. The small ones here have
+    several.
+    """
+    demands, ends = fluid_iterations(workload, ends_s, M)
+    outputs, mine, gps = workload.output_tokens, workload.group == 0, float(ends[0])
+    path = pd.Series(outputs[mine]).groupby(workload.stage[mine]).max()
+    bound = gps + path.sum() + demands[0] / M + (len(path) + 1) * outputs.max()
+    return seconds_at(gps, ends_s), seconds_at(bound, ends_s)
+
+
+def misjudged(policy: str, mice: int, seed: int, factor: float) -> dict:
+    """A `crowd_of` with a summary a 36th as large as drawn, in 400 blocks; the demand of the
+    summary is believed to be `factor` times what it is. Columns as of `elephant`."""
+    workload = crowd_of(mice, seed, {"large": 1 / 36})
+    inputs = inputs_of(workload, [policy], seed, LLAMA_7B, {"num_blocks": 400})
+    simulation = Simulation(inputs, inputs.policies[0])
+    predictor = simulation.engines[0].core.policy.predictor
+    if predictor is not None:
+        known = predictor.application
+
+        def believed(application, cost):
+            return known(application, cost) * (1 if application.group else factor)
+
+        predictor.application = believed
+    return {"policy": policy, **_elephant_and_mice(workload, run_simulation(simulation).rows)}

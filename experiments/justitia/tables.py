@@ -1,29 +1,22 @@
-"""Tables, plots and verdicts of Justitia's figures."""
+"""Tables of Justitia's study: policies beside each other in the same run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
 
-from twinserve.experiments.justitia.runs import QUANTILES
-from twinserve.experiments.study.verdict import Claim, Verdict, judge, judge_bound
-from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.experiments.justitia.runs import QUANTILES, plain
+from twinserve.experiments.study.tables import Table
+from twinserve.sim.sweep.statistics import over_seeds
 
 RATIOS = [f"ratio_{q}" for q in QUANTILES]
-PER_CENT = 100.0  # changes (vs_POLICY) are given so
+OURS, OTHER = "justitia", "srjf"
 
 
-def plain(policy: str) -> str:
-    """A policy's label without the choice of its predictor, which is the same for all of a
-    figure."""
-    name, _, options = policy.partition(":")
-    kept = [
-        option for option in options.split(",") if option and not option.startswith("predictor=")
-    ]
-    return f"{name}:{','.join(kept)}" if kept else name
+def named(points: pd.DataFrame) -> pd.DataFrame:
+    return points.assign(policy=points.policy.map(plain))
 
 
 def beside(frame: pd.DataFrame, by: Sequence[str], value: str, base: str) -> np.ndarray:
@@ -44,6 +37,13 @@ def against(
     return frame.assign(**{name: 100 * (frame[value] / beside(frame, by, value, base) - 1)})
 
 
+def above_others(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """With vs_vtc, vs_parrot, vs_justitia: mean completion above theirs, per cent."""
+    for base in ("vtc", "parrot", OURS):
+        frame = against(frame, by, "mean_s", base, f"vs_{base}")
+    return frame
+
+
 def jct_table(points: pd.DataFrame, by: Sequence[str], pooled: str | None = None) -> pd.DataFrame:
     """A row a setting and policy: JCT, how far from `vtc`, `parrot` and `justitia`, and the ratios
     to VTC's.
@@ -53,14 +53,11 @@ def jct_table(points: pd.DataFrame, by: Sequence[str], pooled: str | None = None
     pooled      one of `by`: further rows, in which it is `all`, hold the mean over its values of
                 each seed
     """
-    frame = points.assign(policy=points.policy.map(plain))
+    frame = named(points)
+    frame["half_delay"] = (frame.worst - 1) / 2 - (beside(frame, by, "worst", OURS) - 1)
+    frame = against(above_others(frame, by), by, "p90_s", OURS, "p90_vs_justitia")
     values = ["mean_s", "p90_s", "late_s", "load", "not_delayed", "worst", "half_delay"]
-    frame["half_delay"] = (frame.worst - 1) / 2 - (beside(frame, by, "worst", "justitia") - 1)
-    for base in ("vtc", "parrot", "justitia"):
-        frame = against(frame, by, "mean_s", base, f"vs_{base}")
-        values.append(f"vs_{base}")
-    frame = against(frame, by, "p90_s", "justitia", "p90_vs_justitia")
-    values += ["p90_vs_justitia", *RATIOS]
+    values += ["vs_vtc", "vs_parrot", "vs_justitia", "p90_vs_justitia", *RATIOS]
     if pooled is not None:
         keys = [*(name for name in by if name != pooled), "policy", "seed"]
         means = frame.groupby(keys, sort=False)[values].mean().reset_index()
@@ -68,83 +65,127 @@ def jct_table(points: pd.DataFrame, by: Sequence[str], pooled: str | None = None
     return over_seeds(frame, [*by, "policy"], values)
 
 
-def chosen(table: pd.DataFrame, **wanted) -> pd.Series:
-    """The one row with these values."""
-    keep = np.ones(len(table), bool)
-    for name, value in wanted.items():
-        keep &= (table[name] == value).to_numpy()
-    return table[keep].iloc[0]
+def by_density(points: pd.DataFrame) -> pd.DataFrame:
+    """`jct_table`, with rows for the mean over the densities (density `all`)."""
+    return jct_table(points, ["density", "pool"], pooled="density")
 
 
-def neutral(name: str) -> float | None:
-    """What would be no effect, of a column: 0 of a change (vs_POLICY), 1 of a ratio (over_POLICY);
-    others are amounts."""
-    return 0.0 if "vs_" in name else 1.0 if "over_" in name else None
+def ours(points: pd.DataFrame) -> pd.DataFrame:
+    """A row a density and policy. vs_POLICY: mean completion above its, per cent; worst_less,
+    late_less_s: by how much SRJF's worst ratio to VTC, and its latest application against GPS, are
+    above, in the same seed; swaps, swapped_tokens: of runs that have them."""
+    by = ["density"]
+    frame = above_others(named(points), by)
+    frame["worst_less"] = beside(frame, by, "worst", OTHER) - frame.worst
+    frame["late_less_s"] = beside(frame, by, "late_gps_s", OTHER) - frame.late_gps_s
+    values = ("mean_s", "p90_s", "vs_vtc", "vs_parrot", "vs_justitia", "not_delayed", "worst")
+    values += ("late_gps_s", "within_gps", "worst_less", "late_less_s", "swaps", "swapped_tokens")
+    return Table(("density", "policy"), values)(frame)
 
 
-def judge_close(change: float, half: float, room: float = 10.0) -> Verdict:
-    """ "Very close": the change, per cent, is within `room` to either side."""
-    return judge_bound(room - abs(change), half)
-
-
-def judge_up_to(change: float, half: float, most: float) -> Verdict:
-    """ "Up to": as `judge`, but a change that is surely above `most` (and 10 % of it) differs."""
-    return "differs" if change - half > 1.1 * most else judge(change, half, most, whole=PER_CENT)
-
-
-def claim(
-    where: str,
-    what: str,
-    paper: float,
-    row: pd.Series,
-    name: str,
-    why: str,
-    unit: str = "",
-    text: str | None = None,
-    judged: Callable[[float, float], Verdict] | None = None,
-) -> Claim:
-    """A claim about column `name` of a row of a table, with its interval.
-
-    text    the paper's words, where it gives no number
-    judged  function of mean and half width; none: `judge` beside `paper`
-    """
-    mean, half = float(row[name]), float(row[f"{name}_ci"])
-    if judged is None:
-        whole = PER_CENT if "vs_" in name else 1.0
-        verdict = judge(mean, half, paper, neutral(name), whole)
-    else:
-        verdict = judged(mean, half)
-    directed = neutral(name) is not None and paper != neutral(name)
-    said = text or f"{paper:g}{unit}"
-    return Claim.judged(where, what, said, f"{shown(mean, half)}{unit}", verdict, why, directed)
-
-
-def bars(
-    canvas: Canvas,
-    table: pd.DataFrame,
-    group: str,
-    values: Mapping[str, str],
-    order: Sequence[str] | None = None,
-) -> None:
-    """A panel a value (column -> title): bars of policies with intervals, in groups of `group`."""
-    policies = list(order or dict.fromkeys(table.policy))
-    groups = list(dict.fromkeys(table[group]))
-    panels = np.atleast_1d(canvas.subplots(1, len(values)))
-    width = 0.8 / len(policies)
-    for panel, (value, title) in zip(panels, values.items(), strict=True):
-        for i, policy in enumerate(policies):
-            rows = [table[(table.policy == policy) & (table[group] == g)] for g in groups]
-            heights = [float(r[value].iloc[0]) if len(r) else np.nan for r in rows]
-            halves = [float(r[f"{value}_ci"].iloc[0]) if len(r) else np.nan for r in rows]
-            at = np.arange(len(groups)) + (i - (len(policies) - 1) / 2) * width
-            panel.bar(
-                at, heights, width, yerr=np.nan_to_num(halves), label=policy, error_kw={"lw": 0.8}
-            )
-        panel.set_xticks(range(len(groups)), [str(g) for g in groups], fontsize=8)
-        panel.set_title(title, fontsize=10)
-    canvas.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=len(policies),
-        fontsize=8,
+def mergers(points: pd.DataFrame) -> pd.DataFrame:
+    """Fig. 3. over_justitia: mean completion over Justitia's; delayed: how many of the two
+    applications Justitia ends later."""
+    by = ["size"]
+    jobs = points.drop_duplicates(["size", "policy", "seed"]).copy()
+    jobs["mean_s"] = (jobs.jct_first_s + jobs.jct_second_s) / 2
+    jobs["over_justitia"] = jobs.mean_s / beside(jobs, by, "mean_s", OURS)
+    jobs["delayed"] = sum(
+        (beside(jobs, by, name, OURS) > jobs[name] * (1 + 1e-9)).astype(float)
+        for name in ("jct_first_s", "jct_second_s")
     )
+    values = ["mean_s", "jct_first_s", "jct_second_s", "over_justitia", "delayed"]
+    return over_seeds(jobs, ["size", "policy"], values)
+
+
+def elephants(points: pd.DataFrame) -> pd.DataFrame:
+    """Fig. 11. grown: JCT of the summary above that with the number of small ones before, in the
+    same seed, per cent."""
+    frame, keys = named(points), ["crowd", "policy", "seed"]
+    before = frame.sort_values("mice").groupby(keys).elephant_s.shift()
+    frame["grown"] = 100 * (frame.elephant_s / before - 1)
+    values = ["elephant_s", "mice_s", "grown", "gps_s", "bound_s"]
+    return over_seeds(frame, ["crowd", "policy", "mice"], values)
+
+
+def errors(points: pd.DataFrame) -> pd.DataFrame:
+    """Table II. vs_perfect, vs_53: mean JCT above that with demands known, and above that with
+    errors of 53 % of the same kind and draw, in the same seed, per cent. Draws are averaged before
+    seeds are."""
+    keys = ["predictor", "pool", "seed", "draw"]
+    runs = points.set_index(keys).mean_s
+    known = points[keys].assign(predictor="perfect", draw=0)
+    less = points[keys].assign(predictor=points.predictor.str.replace("452 %", "53 %"))
+    less.loc[~less.predictor.str.endswith("%"), "predictor"] = ""
+    frame = points.assign(
+        **{
+            name: 100 * (points.mean_s / runs.reindex(pd.MultiIndex.from_frame(base)).array - 1)
+            for name, base in (("vs_perfect", known), ("vs_53", less))
+        }
+    )
+    values = ["mean_s", "p90_s", "vs_perfect", "vs_53", "error", "predict_ms", "train_s"]
+    frame = frame.groupby(keys[:3], sort=False)[values].mean().reset_index()
+    return over_seeds(frame, keys[:2], values)
+
+
+# -- is Justitia fairer than SRJF? -----------------------------------------------------------------
+# column of `compare`, in words, unit, factor to it, 1 where more is fairer
+MEASURES = {
+    "not_delayed": ("no later than under VTC", "points", 100.0, 1),
+    "worst": ("worst ratio to VTC", "", 1.0, -1),
+    "ratio_95": ("95th percentile of the ratios to VTC", "", 1.0, -1),
+    "late_gps_s": ("latest against GPS", "s", 1.0, -1),
+    "within_gps": ("no later than in GPS", "points", 100.0, 1),
+}
+COMPLETION = ("mean_s", "p90_s")
+
+
+def fairness(points: pd.DataFrame) -> pd.DataFrame:
+    """A row for each density and pool, and `all` densities: means of both policies (NAME_justitia,
+    NAME_srjf), by how much Justitia is the fairer in the same seed (NAME_gain, above 0: fairer), in
+    which part of the seeds it is (NAME_wins), and its completion times above SRJF's, per cent."""
+    keys, names = ["density", "pool", "seed"], [*MEASURES, *COMPLETION]
+    frame = named(points)
+    both = frame[frame.policy.isin([OURS, OTHER])].pivot(index=keys, columns="policy", values=names)
+    found = pd.DataFrame(index=both.index)
+    for name in names:
+        mine, theirs = both[name, OURS], both[name, OTHER]
+        found[f"{name}_{OURS}"], found[f"{name}_{OTHER}"] = mine, theirs
+        if name in COMPLETION:
+            found[f"{name}_above"] = 100 * (mine / theirs - 1)
+        else:
+            _, _, factor, sign = MEASURES[name]
+            gain = sign * factor * (mine - theirs)
+            found[f"{name}_gain"] = gain
+            found[f"{name}_wins"] = (gain > 0) + 0.5 * (gain == 0)
+    found = found.reset_index()
+    means = found.groupby(["pool", "seed"], sort=False).mean(numeric_only=True).reset_index()
+    found = pd.concat([found, means.assign(density="all")], ignore_index=True)
+    # the pools in the order of the runs
+    order = dict(zip(points.pool.unique(), range(points.pool.nunique()), strict=True))
+    found = found.sort_values("pool", key=lambda one: one.map(order), kind="stable")
+    return over_seeds(found, keys[:2], [name for name in found if name not in keys])
+
+
+# Which applications are later than under VTC. NAME_more: of Justitia above SRJF in the same seed.
+OF_SIZES = [
+    f"{what}_{size}"
+    for what in ("later", "ratio", "behind")
+    for size in ("small", "medium", "large")
+]
+WHO = Table(
+    ("pool", "policy"),
+    OF_SIZES,
+    {f"{name}_more": (name, "difference") for name in OF_SIZES},
+    {"policy": OTHER},
+    ("pool",),
+)
+# Table III. over_least: how often as long a decision takes as at the lowest rate, in the same seed
+# and with the same queue.
+DECISIONS = Table(
+    ("queue", "a_minute"),
+    ("plan_ms", "plan_p99_ms", "plans"),
+    {"over_least": ("plan_ms", "ratio")},
+    {"a_minute": 15},
+    ("queue",),
+)

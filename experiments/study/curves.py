@@ -169,7 +169,8 @@ class Bars:
             axes.barh(where, mine[metric], height, label=str(value), **spread)
         axes.set_yticks(range(len(parts)), parts if names else [""] * len(parts), fontsize=7)
         axes.invert_yaxis()
-        axes.set_xlim(left=max(0.0, axes.get_xlim()[0]))
+        if not (rows[metric] < 0).any():
+            axes.set_xlim(left=max(0.0, axes.get_xlim()[0]))
         axes.tick_params(axis="x", labelsize=7)
 
 

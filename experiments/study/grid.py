@@ -38,6 +38,7 @@ class Grid:
     few      axis -> how many of its values, or which labels, the smallest grid has
     quick    settings of the smallest grid, where a run has them: a value, or a function of the
              one that it replaces
+    least_seeds  of each point, but in the smallest grid
     """
 
     vary: Mapping[Axis, Values]
@@ -46,13 +47,15 @@ class Grid:
     where: Callable[[Mapping[str, Any]], bool] = lambda axes: True
     few: Mapping[Axis, int | Sequence[Any]] = field(default_factory=dict)
     quick: Settings = field(default_factory=dict)
+    least_seeds: int = 1
 
     def __call__(self, scale: Scale) -> list[Point]:
         """The points, the seed changing fastest."""
+        more = () if scale.quick else range(len(scale.seeds), self.least_seeds)
         return [
             self._point(axes, settings, seed)
             for axes, settings in self._combinations(scale.quick)
-            for seed in scale.seeds
+            for seed in (*scale.seeds, *more)
         ]
 
     def _combinations(self, quick: bool) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -25,7 +25,8 @@ class Table:
     by        columns that tell rows apart
     values    columns whose mean is shown, those that there are (kept runs can be older than a
               metric); None: all others
-    gains     new column -> (column that is compared, kind of `paired.KINDS`), seed by seed
+    gains     new column -> (column that is compared, kind of `paired.KINDS`), seed by seed; of
+              columns that there are
     base      what gains are against: rows with these values; or of those with the same values in
               `pair` the first one, or the one before, in the order of the runs
     pair      columns with equal values in a run and its baseline, beside the seed and the window
@@ -48,7 +49,7 @@ class Table:
         if values is None:
             values = [name for name in points if name not in (*self.by, *REPEATS)]
         values = [name for name in values if name in points]
-        found = over_seeds(rows, self.by, [*self.gains, *values])
+        found = over_seeds(rows, self.by, [*filter(rows.__contains__, self.gains), *values])
         for name, (gain, neutral, words) in self.verdicts.items():
             pairs = zip(found[gain], found[f"{gain}_ci"], strict=True)
             found.insert(len(self.by), name, [_verdict(*pair, words, neutral) for pair in pairs])
@@ -60,7 +61,8 @@ class Table:
             return points
         keys = [name for name in (*self.pair, *REPEATS) if name in points]
         if isinstance(self.base, str):
-            theirs = _of_order(points, keys, self.base, [of for of, _ in self.gains.values()])
+            columns = [of for of, _ in self.gains.values() if of in points]
+            theirs = _of_order(points, keys, self.base, columns)
         else:
             is_base = pd.Series(True, points.index)
             for name, value in self.base.items():
@@ -71,6 +73,7 @@ class Table:
         gains = {
             name: KINDS[kind](points[of], theirs[of]).where(_finite(kind, theirs[of]))
             for name, (of, kind) in self.gains.items()
+            if of in points
         }
         return points.assign(**gains)
 

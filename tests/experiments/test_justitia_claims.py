@@ -5,21 +5,11 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from twinserve.experiments.justitia import causes, elephant
-from twinserve.experiments.justitia.fairness import COMPLETION, MEASURES
-from twinserve.experiments.justitia.fairness import claims as fairness_claims
-from twinserve.experiments.justitia.fairness import table as fairness_table
-from twinserve.experiments.justitia.figures import (
-    SJF,
-    WHY_FIG8,
-    fig3_claims,
-    fig4_claims,
-    fig10_claims,
-    fig12_claims,
-    jct_claims,
-)
-from twinserve.experiments.justitia.main import QUEUES, table2_claims, table2_table, table3_claims
-from twinserve.experiments.justitia.tables import RATIOS, judge_close, judge_up_to
+from twinserve.experiments.justitia import causes, claims, tables, why
+from twinserve.experiments.justitia.claims import QUEUES, RIVALS, judge_close, judge_up_to
+from twinserve.experiments.justitia.main import STUDY
+from twinserve.experiments.justitia.runs import fair_end
+from twinserve.experiments.justitia.tables import COMPLETION, MEASURES, RATIOS
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.traces.apps.generate import applications
 
@@ -37,9 +27,9 @@ def rows(*records: dict) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def verdicts(claims) -> list[str]:
-    assert all(claim.verdict == "agrees" or len(claim.why) > 20 for claim in claims), claims
-    return [claim.verdict for claim in claims]
+def verdicts(found) -> list[str]:
+    assert all(claim.verdict == "agrees" or len(claim.why) > 20 for claim in found), found
+    return [claim.verdict for claim in found]
 
 
 def test_mergers_that_gain_nothing_and_delay_somebody_differ():
@@ -47,20 +37,20 @@ def test_mergers_that_gain_nothing_and_delay_somebody_differ():
         values = {"size": "ours", "over_justitia": ratio, "delayed": delayed}
         return rows(*({"policy": p, "mean_s": mean_s} | values for p in ("kv-share", "justitia")))
 
-    assert verdicts(fig3_claims(table_of((0.8, 0.1), (500.0, 20.0), (1.0, 0.0)))) == ["differs"] * 4
+    assert verdicts(claims.FIG3(table_of((0.8, 0.1), (500.0, 20.0), (1.0, 0.0)))) == ["differs"] * 4
     assert (
-        verdicts(fig3_claims(table_of((1.25, 0.05), (190.0, 30.0), (0.0, 0.0)))) == ["agrees"] * 4
+        verdicts(claims.FIG3(table_of((1.25, 0.05), (190.0, 30.0), (0.0, 0.0)))) == ["agrees"] * 4
     )
     assert (
-        verdicts(fig3_claims(table_of((1.25, 0.4), (190.0, 90.0), (1 / 3, 1.4))))
+        verdicts(claims.FIG3(table_of((1.25, 0.4), (190.0, 90.0), (1 / 3, 1.4))))
         == ["not significant"] * 4
     )
 
 
 def test_lengths_outside_of_the_papers_differ():
     table = pd.DataFrame({"kind": ["FV"], "what": ["prompt"], "least": [350.0], "most": [380.0]})
-    assert verdicts(fig4_claims(table)) == ["differs"]
-    assert verdicts(fig4_claims(table.assign(least=360.0))) == ["agrees"]
+    assert verdicts(claims.fig4(table)) == ["differs"]
+    assert verdicts(claims.fig4(table.assign(least=360.0))) == ["agrees"]
 
 
 def test_completion_times_that_are_not_lower_differ():
@@ -78,7 +68,7 @@ def test_completion_times_that_are_not_lower_differ():
             "vs_parrot": vs_parrot,
             "vs_justitia": srjf,
         }
-        return verdicts(jct_claims(rows(ours, other), "Fig. 8", "Llama-7B", WHY_FIG8))
+        return verdicts(claims.jct("Fig. 8", "Llama-7B", why.FIG8)(rows(ours, other)))
 
     assert claims_of((5.0, 2.0), (9.0, 3.0), (25.0, 5.0)) == ["differs"] * 3
     assert claims_of((-57.0, 5.0), (-30.0, 9.0), (9.0, 3.0)) == [
@@ -91,8 +81,8 @@ def test_completion_times_that_are_not_lower_differ():
 def test_a_worst_delay_that_is_not_half_of_the_others_differs():
     def claims_of(share, worst, half_delay):
         values = {"pool": "459", "not_delayed": share, "worst": worst, "half_delay": half_delay}
-        names = ("justitia", "srjf", "parrot", "vllm", "vllm-v0", SJF)
-        return verdicts(fig10_claims(rows(*({"policy": name} | values for name in names))))
+        names = ("justitia", *RIVALS)
+        return verdicts(claims.fig10(rows(*({"policy": name} | values for name in names))))
 
     assert claims_of((0.5, 0.1), (2.5, 0.3), (-0.2, 0.1)) == ["differs"] * 7
     assert (
@@ -104,7 +94,7 @@ def test_a_cost_in_computation_that_helps_or_hurts_more_than_up_to_differs():
     def claims_of(change):
         values = {"pool": "profile", "density": "2x", "policy": "justitia:cost=compute"}
         return verdicts(
-            fig12_claims(rows(values | {"vs_justitia": change, "p90_vs_justitia": change}))
+            claims.fig12(rows(values | {"vs_justitia": change, "p90_vs_justitia": change}))
         )
 
     assert claims_of((-12.0, 2.1)) == claims_of((488.0, 129.0)) == ["differs"] * 2
@@ -123,7 +113,7 @@ def test_an_elephant_that_srjf_does_not_delay_or_justitia_does_differs():
             for p in grown
             for m in (400, 600)
         )
-        return verdicts(elephant.claims(rows(*(common | record for record in records))))
+        return verdicts(claims.fig11(rows(*(common | record for record in records))))
 
     assert claims_of((0.0, 0.0), (0.0, 0.0)) == claims_of((40.0, 3.0), (40.0, 3.0)) == ["differs"]
     assert claims_of((40.0, 3.0), (0.0, 0.0)) == ["agrees"]
@@ -146,7 +136,7 @@ def test_the_elephants_growth_is_paired_by_seed():
         for seed, values in counts.items()
         for m, s in zip((0, 6), values, strict=True)
     )
-    found = elephant.table(frame).set_index("mice")
+    found = tables.elephants(frame).set_index("mice")
     assert (
         np.isnan(found.grown[0])
         and np.isclose(found.grown[6], 50)
@@ -165,7 +155,7 @@ def test_what_fair_sharing_owes_an_application_alone():
         )
     )
     ends_s = np.arange(1, 100_001) / 100
-    gps_s, bound_s = elephant.fair_end(workload, ends_s, 1000)
+    gps_s, bound_s = fair_end(workload, ends_s, 1000)
     assert gps_s == np.ceil(C / 1000) / 100
     longest = pd.Series(workload.output_tokens).groupby(workload.stage).max()
     assert np.isclose(
@@ -173,7 +163,7 @@ def test_what_fair_sharing_owes_an_application_alone():
         np.ceil(2 * C / 1000 + longest.sum() + (len(longest) + 1) * longest.max()) / 100,
         atol=0.02,
     )
-    beyond_s, _ = elephant.fair_end(workload, ends_s[:10], 1000)
+    beyond_s, _ = fair_end(workload, ends_s[:10], 1000)
     assert np.isclose(beyond_s, C / 1000 / 100)
 
 
@@ -194,7 +184,7 @@ def test_errors_that_cost_nothing_and_other_amounts_differ():
             "train_s": mlp,
         }
         return verdicts(
-            table2_claims(
+            claims.TABLE2(
                 rows(
                     *(
                         common | {"predictor": name, "mean_s": value}
@@ -222,7 +212,7 @@ def test_errors_are_compared_within_a_seed_and_a_draw():
         for draw in range(1 if name == "perfect" else 2)
         for s in [factor * (seed + 1) * 10.0]
     )
-    found = table2_table(frame).set_index("predictor")
+    found = tables.errors(frame).set_index("predictor")
     assert found.vs_53["class error 452 %"] == 200 and found.vs_perfect["class error 452 %"] == 500
     assert (
         found.vs_53_ci["class error 452 %"] == 0
@@ -237,7 +227,7 @@ def test_decisions_that_are_much_faster_or_do_not_grow_differ():
             {"queue": queue, "a_minute": rate} for queue, rates in QUEUES.items() for rate in rates
         ]
         return verdicts(
-            table3_claims(
+            claims.table3(
                 rows(*(plan | {"plan_ms": plan_ms, "over_least": over_least} for plan in plans))
             )
         )
@@ -300,7 +290,8 @@ def test_variants_read_back_from_files_say_the_same(tmp_path):
     assert said[0].what.startswith(f"2x, {causes.BASE}") and "against VTC" in said[0].what
     assert causes.claims(read_back(table)) == said
     assert causes.claims(causes.table(read_back(points))) == said
-    causes.plot(Canvas(), read_back(table), points)
+    (figure,) = STUDY.chosen(["causes"])
+    figure.plot(Canvas(), read_back(table), points)
 
 
 def test_up_to_and_very_close():
@@ -325,7 +316,7 @@ def fair_points(*rows) -> pd.DataFrame:
 
 def test_fairness_is_paired_by_seed_and_less_delay_is_fairer():
     """A share of 0.9 against 0.8 is ten points fairer; a worst ratio of 0.9 against 0.8 less so."""
-    found = fairness_table(fair_points((0.9, 0.8), (0.5, 0.5), (0.7, 0.5)))
+    found = tables.fairness(fair_points((0.9, 0.8), (0.5, 0.5), (0.7, 0.5)))
     row = found[found.density == "1x"].iloc[0]
     assert row.not_delayed_gain == pytest.approx(10.0) and row.worst_gain == pytest.approx(-0.1)
     assert row.not_delayed_wins == pytest.approx(2.5 / 3)
@@ -338,7 +329,7 @@ def test_who_is_fairer_is_told_only_beyond_the_spread():
         return {c.what.split(": ")[1].split(";")[0]: c.verdict for c in claims_of(*rows)}
 
     def claims_of(*rows):
-        return fairness_claims(fairness_table(fair_points(*rows)))
+        return claims.fairness(tables.fairness(fair_points(*rows)))
 
     better = told((0.9, 0.5), (0.8, 0.4), (0.91, 0.5))
     assert better["no later than under VTC"] == "agrees"

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 
 from tests.experiments.study_checks import check_figures, check_one_figure, quick_run, table
-from twinserve.experiments.justitia.figures import SJF
+from twinserve.experiments.justitia.main import POLICIES as ALL
 from twinserve.experiments.justitia.main import STUDY
 from twinserve.experiments.justitia.overhead import ClassErrors, Known, SortedQueue
-from twinserve.experiments.justitia.runs import SHAPES, compare, resized
-from twinserve.experiments.justitia.tables import against, neutral, plain
+from twinserve.experiments.justitia.runs import compare, plain, resized, shaped
+from twinserve.experiments.justitia.tables import against
 from twinserve.policies.justitia.queues import RankedQueue
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.policies.registry import parse_policy
@@ -18,7 +18,7 @@ from twinserve.policies.requests import Application
 from twinserve.traces.apps.classes import draw
 from twinserve.traces.apps.generate import applications
 
-POLICIES = {"justitia", "srjf", SJF, "vtc", "parrot", "vllm", "vllm-v0", "justitia:cost=compute"}
+POLICIES = set(ALL)
 
 
 out = quick_run(STUDY)
@@ -127,6 +127,7 @@ def test_variants_differ_from_the_base_in_what_they_change(out):
         "justitia:cost=compute",
         "vtc",
         "parrot",
+        "srjf",
     }
     assert above_vtc(found.reset_index(), ["change"]) and found.vs_vtc.abs().max() > 0
 
@@ -140,10 +141,10 @@ def test_reshaping_changes_sizes_or_shape_and_nothing_else():
     doubled = resized({"large": 2.0})(sample)
     assert doubled.stages[-1] == sample.stages[-1] * 2
     for shape, stages in (("narrow", len(sample.requests)), ("wide", 1)):
-        other = SHAPES[shape](sample)
+        other = shaped(shape)(sample)
         assert other.requests == sample.requests and len(other.stages) == stages
     plain_workload, reshaped = (
-        applications(np.zeros(2), 0, ["CC", "EV"], reshape) for reshape in (None, SHAPES["narrow"])
+        applications(np.zeros(2), 0, ["CC", "EV"], reshape) for reshape in (None, shaped("narrow"))
     )
     assert plain_workload.applications == reshaped.applications
     assert reshaped.stage.max() > plain_workload.stage.max()
@@ -163,15 +164,6 @@ def test_differences_are_taken_within_a_run():
         plain("justitia:predictor=perfect,cost=compute") == "justitia:cost=compute"
         and plain("srjf:predictor=mlp") == "srjf"
     )
-
-
-def test_no_effect_is_none_of_a_change_one_of_a_ratio_and_unknown_of_an_amount():
-    assert [neutral(name) for name in ("vs_vtc", "p90_vs_justitia", "over_justitia", "mean_s")] == [
-        0.0,
-        0.0,
-        1.0,
-        None,
-    ]
 
 
 @pytest.mark.nightly
