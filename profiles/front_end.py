@@ -4,9 +4,8 @@ tokenising), and between the engine's tokens and the client (detokenising, HTTP)
 load_front_end("vllm")           constants of published measurements
 load_front_end("front.json")     a file that `twinserve calibrate --front-end` wrote
 
-A request that its client sends at t is in the engine's queue at t + `Delays.request_side`. A token
-that the engine has at e is seen by the client at e + `Delays.response_s`. Neither depends on load:
-a front end that is itself overloaded is not modelled.
+A front end has latencies, which do not depend on load, and service times on threads, which make
+requests and tokens wait for each other (`twinserve.sim.fleet.front_end`).
 """
 
 from __future__ import annotations
@@ -30,22 +29,59 @@ from twinserve.profiles.specs import STRICT, ProfileError, one_line, read_json
 FRONT_END: Format[dict] = Format(
     "front ends", version=1, by="twinserve calibrate --front-end", oldest=1
 )
+CLIENTS = ("one-process", "many", "none")
 # The decode step that `response_steps` counts in: what the published TPOTs of servers with hardly
 # any load are taken for in docs/profiles.md.
 UNLOADED_REQUESTS, UNLOADED_CONTEXT = 8, 700
 
 
 @plain_dataclass(frozen=True)
+class Service:
+    """What threads do, in seconds of CPU time on the server's host, and how it is set up.
+
+    accept_s, submit_s  a request: before it is tokenised, and after
+    prompt_token_s      a token of its prompt, on the same thread
+    tokenise_s          a token of its prompt, on the tokeniser's thread
+    template_s          a request there, of a chat
+    batch_wait_s        a timer: a request waits for others to be tokenised with it
+    step_s, token_s     a step's outputs: each step, and each token of a request
+    chunk_s             each message to a client
+    launch_s            an idle engine: from a step's begin until the next one is planned
+    client_request_s, client_chunk_s  on the client's thread
+    servers             API servers of an engine
+    stream_interval     tokens a message
+    client              of CLIENTS: one thread for all requests, one for each, or no time at all
+    """
+
+    accept_s: float
+    submit_s: float
+    prompt_token_s: float
+    tokenise_s: float
+    template_s: float
+    batch_wait_s: float
+    step_s: float
+    token_s: float
+    chunk_s: float
+    launch_s: float
+    client_request_s: float
+    client_chunk_s: float
+    servers: int = 1
+    stream_interval: int = 1
+    client: str = CLIENTS[0]
+
+
+@plain_dataclass(frozen=True)
 class Delays:
-    """A front end on an engine, in seconds: of a request, of each token of its prompt, and of each
-    token of its answer."""
+    """A front end on an engine: seconds of a request, of each token of its prompt, and of each
+    token of its answer, whatever the load; service: what comes on top, None: nothing."""
 
     request_s: float
     prompt_token_s: float
     response_s: float
+    service: Service | None = None
 
     def request_side(self, prompt_tokens: int) -> float:
-        """Seconds from the client's sending to the engine's queue."""
+        """Seconds from the client's sending to the engine's queue, without queues."""
         return self.request_s + self.prompt_token_s * prompt_tokens
 
 
@@ -53,18 +89,63 @@ NO_DELAYS = Delays(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, config=STRICT)
+class Threads:
+    """Service times of a front end on its host, seconds of CPU time; as in `Service`.
+
+    chat_s       of a chat, its template: more than a completion, on the tokeniser's thread
+    host_factor  times all of these on the host of the server that is simulated: as expected, and
+                 the ends of its range
+    """
+
+    accept_s: float = Field(ge=0, lt=10)
+    submit_s: float = Field(ge=0, lt=10)
+    prompt_token_s: float = Field(ge=0, lt=1)
+    tokenise_s: float = Field(ge=0, lt=1)
+    step_s: float = Field(ge=0, lt=10)
+    token_s: float = Field(ge=0, lt=1)
+    chunk_s: float = Field(ge=0, lt=1)
+    chat_s: float = Field(0.0, ge=0, lt=10)
+    launch_s: float = Field(0.0, ge=0, lt=10)
+    client_request_s: float = Field(0.0, ge=0, lt=10)
+    client_chunk_s: float = Field(0.0, ge=0, lt=1)
+    host_factor: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+@plain_dataclass(frozen=True)
+class Serving:
+    """How the server is started, and its clients.
+
+    servers          API servers of each engine
+    stream_interval  tokens a message of a streamed answer
+    stream, chat     whether answers are streamed, and requests are chats
+    client           of CLIENTS
+    batch_wait_s     seconds that a request waits for others to be tokenised with it
+    host_factor      instead of that of the file
+    """
+
+    servers: int = 1
+    stream_interval: int = 1
+    stream: bool = True
+    chat: bool = False
+    client: str = CLIENTS[0]
+    batch_wait_s: float = 0.0
+    host_factor: float | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
 class FrontEnd:
     """The terms of a front end.
 
-    request_s       seconds a request: the connection, HTTP, the way into the engine
-    prompt_token_s  seconds a token of the prompt: tokenising
-    response_s      seconds from a token in the engine to its client: detokenising, HTTP
-    response_steps  the same, in decode steps of the engine with hardly any load. A measured term:
-                    its cause is not known (docs/profiles.md)
+    request_s       seconds a request that depend on no load: between threads and processes
+    prompt_token_s  seconds a token of the prompt, the same
+    response_s      seconds from a token in the engine to its client, the same
+    response_steps  the same, in decode steps of the engine with hardly any load; for files of
+                    earlier versions
     source          where the numbers are from
     fit_error       mean absolute relative error of the client's time to first token beyond the
                     engine's, over the medians of prompt lengths that no fit saw; None: not known
     spread          between the quartiles of that time over its median; None: not known
+    threads         its service times; None: its times depend on no load
     """
 
     name: str = Field(min_length=1)
@@ -75,18 +156,32 @@ class FrontEnd:
     source: str = ""
     fit_error: float | None = Field(None, ge=0)
     spread: float | None = Field(None, ge=0)
+    threads: Threads | None = None
 
-    def on(self, model: StepTimeModel) -> Delays:
+    def on(self, model: StepTimeModel, serving: Serving = Serving()) -> Delays:
         """Its seconds in front of an engine with these step times."""
         response_s = self.response_s
         if self.response_steps:
             context = UNLOADED_REQUESTS * UNLOADED_CONTEXT
             step = StepComposition(UNLOADED_REQUESTS, context, UNLOADED_CONTEXT)
             response_s += self.response_steps * model.step_seconds(step)
-        return Delays(self.request_s, self.prompt_token_s, response_s)
+        service = None if self.threads is None else _service(self.threads, serving)
+        return Delays(self.request_s, self.prompt_token_s, response_s, service)
+
+    def idle_s(self, model: StepTimeModel, prompt_tokens: int, serving: Serving) -> float:
+        """Seconds of a request's time to first token beyond the engine's, if it is the only one."""
+        delays = self.on(model, serving)
+        seconds = delays.request_side(prompt_tokens) + delays.response_s
+        if (s := delays.service) is not None:
+            once = (s.client_request_s, s.accept_s, s.template_s, s.batch_wait_s, s.submit_s)
+            seconds += sum(once) + (s.tokenise_s + s.prompt_token_s) * prompt_tokens
+            seconds += s.step_s + s.token_s + 0.5 * (s.chunk_s + s.client_chunk_s)
+        return seconds
 
     def describe(self) -> str:
         """Its terms, in a line."""
+        if self.threads is not None:
+            return self._on_threads(self.threads)
         terms = [f"{1e3 * self.request_s:.3g} ms a request"]
         if self.prompt_token_s:
             terms.append(f"{1e6 * self.prompt_token_s:.3g} us a prompt token")
@@ -96,17 +191,62 @@ class FrontEnd:
             terms.append(f"{' + '.join(back)} to see a token")
         return f"front end {self.name}: {', '.join(terms)}"
 
+    def _on_threads(self, t: Threads) -> str:
+        request = 1e3 * (t.accept_s + t.submit_s)
+        prompt = 1e6 * (t.prompt_token_s + t.tokenise_s)
+        token = 1e6 * (t.token_s + t.chunk_s)
+        return (
+            f"front end {self.name}: one thread, {request:.3g} ms a request, {prompt:.3g} us a "
+            f"prompt token, {1e3 * t.step_s:.3g} ms a step, {token:.3g} us a streamed token, times "
+            f"{t.host_factor[0]:.3g} on the server's host"
+        )
+
+
+def _service(threads: Threads, serving: Serving) -> Service:
+    factor = threads.host_factor[0] if serving.host_factor is None else serving.host_factor
+    streamed = 1.0 if serving.stream else 0.0
+    there = 0.0 if serving.client == "none" else 1.0
+    chat_s = threads.chat_s if serving.chat else 0.0
+    return Service(
+        factor * threads.accept_s,
+        factor * threads.submit_s,
+        factor * threads.prompt_token_s,
+        factor * threads.tokenise_s,
+        factor * chat_s,
+        serving.batch_wait_s,
+        factor * threads.step_s,
+        factor * threads.token_s,
+        streamed * factor * threads.chunk_s,
+        factor * threads.launch_s,
+        there * factor * threads.client_request_s,
+        there * streamed * factor * threads.client_chunk_s,
+        serving.servers,
+        serving.stream_interval,
+        serving.client,
+    )
+
 
 PUBLISHED = {
     "vllm": FrontEnd(
         "vllm",
-        request_s=5.5e-3,
+        request_s=1.3e-3,
         prompt_token_s=0.0,
-        response_s=0.0,
-        response_steps=0.17,
-        source=(
-            "clients of unloaded vLLM servers, 82 stages measured by others: time to first token "
-            "beyond the engine's. Only the sum was measured: the split is an assumption"
+        response_s=0.4e-3,
+        response_steps=0.0,
+        source="vLLM 0.32's API server before an emulated engine, on one host (docs/profiles.md)",
+        threads=Threads(
+            accept_s=0.40e-3,
+            submit_s=0.45e-3,
+            prompt_token_s=1.2e-6,
+            tokenise_s=1.7e-6,
+            step_s=0.27e-3,
+            token_s=17e-6,
+            chunk_s=28e-6,
+            chat_s=0.2e-3,
+            launch_s=2.5e-3,
+            client_request_s=0.4e-3,
+            client_chunk_s=29e-6,
+            host_factor=(1.2, 1.0, 1.4),
         ),
     )
 }

@@ -80,6 +80,8 @@ class Engine:
         self._last = 0  # step of a run that is cut
         self._step: Step | None = None  # under way
         self._run_on: Run | None = None  # under way or just booked; its next step is to follow
+        # of an asynchronous engine that was idle: seconds from a step's begin until it is launched
+        self.launch_s = 0.0
         self.down = False
         self._void_loads: list[Load] = []  # of the steps under way when it died, by their begin
         self._news = False  # something arrived, landed or ended since the last plan was made
@@ -230,7 +232,7 @@ class Engine:
 
     def _loop(self):
         clock, core = self.clock, self.core
-        plan = None
+        plan, was_idle = None, True
         while True:
             if not clock.reach(clock.now, self._plans):
                 yield clock.at(clock.now, self._plans)
@@ -241,10 +243,13 @@ class Engine:
                     plan, self._since_s = self._plan(), None
             if not plan:
                 yield from self._without_step(plan)
-                plan = None
+                plan, was_idle = None, True
                 continue
             run, self._run_on = self._run_on, None
             step = self._step = self._execute(plan) if run is None else self._follow(run, plan)
+            if was_idle and self.launch_s and core.asynchronous:
+                yield from self._launch(step)
+            was_idle = False
             plan = self._plan_ahead(step) if core.asynchronous else None
             ends = step.executed.outcome.ends_s
             if len(ends) == 1:
@@ -349,6 +354,14 @@ class Engine:
         self._since_s = now + overhead
         return Step(plan, executed, core.holding, core.waiting)
 
+    def _launch(self, step: Step):
+        """Until the step is launched: the next one is planned after that, with what has come by
+        then (vllm/v1/engine/core.py, `step_with_batch_queue`: the first call of an idle engine
+        returns when `execute_model` has, and inputs are read before the second)."""
+        ends_s = step.executed.outcome.ends_s
+        if len(ends_s) == 1:
+            yield self.clock.at(min(self.clock.now + self.launch_s, ends_s[0]), self._steps)
+
     def _follow(self, run: Run, plan: StepPlan) -> Step:
         """Execute the plan of a run's next step."""
         self._since_s = self.clock.now
@@ -435,6 +448,19 @@ class Engine:
         later = int(outcome.ends_s[:-1].searchsorted(before_s))
         recorded = int(self.core.under_way)
         return steps - recorded + int(outcome.start_s < before_s) + later
+
+    def ended(self, after_s: float, until_s: float) -> tuple[np.ndarray, np.ndarray]:
+        """Steps that ended after `after_s` and by `until_s` (seconds, not after now): when, and how
+        many requests each had; float64[n] each. Those inside a run of steps too."""
+        ends_s, requests = self.recorder.ended(after_s, until_s)
+        if self._step is not None and not self.core.under_way:
+            executed = self._step.executed
+            more = executed.outcome.ends_s
+            more = more[(more > after_s) & (more <= until_s)]
+            ends_s += more.tolist()
+            work = executed.work
+            requests += [work.decode_requests + len(work.prefill_new)] * len(more)
+        return np.array(ends_s, np.float64), np.array(requests, np.float64)
 
     def load(self, at_s: float) -> Load:
         """The requests that ran and waited, and the memory held, at `at_s` (seconds, not after

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from twinserve.policies.requests import End, RequestTable
-from twinserve.profiles.front_end import Delays
 from twinserve.sim.fleet.disaggregated import Disaggregated
 from twinserve.sim.fleet.faults import with_losses
 from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.front_end import Between
 from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.fleet.request import Placement, Request
 from twinserve.sim.results.files import RunRows
@@ -38,7 +38,7 @@ def fleet_rows(
     fleet: Fleet,
     group_names: list[str],
     warmup: Warmup | None = None,
-    front_end: Delays | None = None,
+    front_end: Between | None = None,
 ) -> RunRows:
     """All rows of a run. Requests come replica by replica, in the order in which each got them
     first; then those that were never placed.
@@ -128,17 +128,22 @@ def _last_served(request: Request) -> int:
     return served[-1] if served else len(stays) - 1
 
 
-def _seen(frame: pd.DataFrame, requests: list[Request], front_end: Delays) -> pd.DataFrame:
+def _seen(frame: pd.DataFrame, requests: list[Request], front_end: Between) -> pd.DataFrame:
     """Rows of `requests` by the clocks of their clients, and in columns of their own the engine's
     arrival and first token. An engine may have completed what its client no longer waited for."""
-    last_s, ends = frame["last_token_s"] + front_end.response_s, _ends(requests)
+    number = np.array([request.number for request in requests], np.int64)
+    first_s, last_s = (
+        front_end.seen_s(frame[name].to_numpy(), frame["replica"].to_numpy(), number)
+        for name in ("first_token_s", "last_token_s")
+    )
+    ends = _ends(requests)
+    sent_s = np.array([request.sent_s for request in requests], np.float64)
     if "router_s" in frame:  # the parts of a TTFT
-        sent_s = np.array([request.sent_s for request in requests], np.float64)
         before_s = frame["arrival_s"] - sent_s
-        frame = frame.assign(front_end_s=before_s + front_end.response_s)
+        frame = frame.assign(front_end_s=before_s + (first_s - frame["first_token_s"]))
     return frame.assign(
-        arrival_s=np.array([request.sent_s for request in requests], np.float64),
-        first_token_s=frame["first_token_s"] + front_end.response_s,
+        arrival_s=sent_s,
+        first_token_s=first_s,
         last_token_s=last_s,
         **ends | {"ended_s": np.where(ends["finished"], last_s, ends["ended_s"])},
         **{ENGINE_ARRIVAL: frame["arrival_s"], ENGINE_FIRST_TOKEN: frame["first_token_s"]},

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from twinserve.policies.requests import Application, End
 from twinserve.profiles.front_end import NO_DELAYS, Delays
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
 from twinserve.sim.fleet.fleet import Fleet
+from twinserve.sim.fleet.front_end import Between
 from twinserve.sim.fleet.prefix_index import content_ids
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.results.files import POOL_GROUP, pool_request_id
@@ -47,7 +48,7 @@ class RequestSource:
         self.on_submit = on_submit
         self.client_timeout_s = client_timeout_s
         self.pool_objectives = pool_objectives
-        self.front_end = front_end
+        self.between = Between(front_end, clock, fleet)
         self._under_way = 0  # requests and ends in the front end
         self.submitted = 0
         self._unsent = len(workload)  # rows that have not been sent, nor are never to be
@@ -148,26 +149,26 @@ class RequestSource:
     def send(self, request: Request) -> None:
         """A client sends it now."""
         request.sent_s = self.clock.now
-        due = request.sent_s + self.front_end.request_side(request.prompt_tokens)
-        if due > request.sent_s:
-            self._under_way += 1
-            self.clock.process(self._arrive_later(request, due))
-        else:
+        on_the_way = self.between.sends(request)
+        if on_the_way is None:
             self._submit(request)
+        else:
+            self._under_way += 1
+            self.clock.process(self._arrive_later(request, on_the_way))
         if self.client_timeout_s is not None:
             self._patience.append((self.clock.now + self.client_timeout_s, request))
             if self._deadline is None and len(self._patience) == 1:  # one watch, of all of them
                 self.clock.process(self._give_up())
 
-    def _arrive_later(self, request: Request, due: float):
-        yield self.clock.at(due, BEFORE_STEPS)
+    def _arrive_later(self, request: Request, on_the_way: Iterator[Event]):
+        yield from on_the_way
         self._under_way -= 1
         request.arrival_s = self.clock.now
         self._submit(request)
         # its client left, or its application failed, while it was in the front end
         if request.group in self._failed:
             self.fleet.withdraw(request, End.FAILED)
-        elif due >= self._waits_until(request):
+        elif self.clock.now >= self._waits_until(request):
             self.fleet.withdraw(request, End.TIMED_OUT)
 
     def _submit(self, request: Request) -> None:
@@ -190,8 +191,7 @@ class RequestSource:
     def _ended(self, requests: list[Request]) -> None:
         """Clients see it when the front end has brought it to them; what they ended themselves they
         know."""
-        later_s = self.front_end.response_s
-        if not later_s or self.fleet.over:  # then no event would follow
+        if self.between.instant or self.fleet.over:  # then no event would follow
             self._seen(requests)
             return
         theirs = [request for request in requests if request.end is End.TIMED_OUT]
@@ -200,10 +200,11 @@ class RequestSource:
             self._seen(theirs)
         if others:
             self._under_way += len(others)
-            self.clock.process(self._see_later(others, self.clock.now + later_s))
+            self.clock.process(self._see_later(others))
 
-    def _see_later(self, requests: list[Request], due: float):
-        yield self.clock.at(due, BEFORE_STEPS)
+    def _see_later(self, requests: list[Request]):
+        yield from self.between.brings(requests[0])
+        due = self.clock.now
         self._under_way -= len(requests)
         for request in requests:
             until_s = self._waits_until(request)

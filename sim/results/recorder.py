@@ -170,6 +170,20 @@ class StepRecorder:
         )
         return Load(at_s, running, waiting, real_time + best_effort + grown, total)
 
+    def ended(self, after_s: float, until_s: float) -> tuple[list[float], list[int]]:
+        """Recorded steps that ended after `after_s` and by `until_s` (seconds): when, and how many
+        requests each had."""
+        first = len(self.ends)
+        while first and self.ends[first - 1][-1] > after_s:
+            first -= 1
+        found: list[float] = []
+        requests: list[int] = []
+        for ends_s, scalars in zip(self.ends[first:], self._scalars[first:], strict=True):
+            inside = ends_s[(ends_s > after_s) & (ends_s <= until_s)].tolist()
+            found += inside
+            requests += [scalars[0] + scalars[2]] * len(inside)
+        return found, requests
+
     def withdrawn(self, row: int) -> None:
         """A request left before its end; its row says so (`request_frame`)."""
 

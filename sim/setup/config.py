@@ -122,8 +122,9 @@ class SimulationConfig(BaseModel):
     """Attention reads a prefix that decodes share in KV memory once for all of them, as cascade
     attention does (docs/profiles.md). Policies are not told."""
     front_end: str = "none"
-    """What lies between clients and the engine (HTTP, tokenising, detokenising): none, vllm, or a
-    file of `twinserve calibrate --front-end`. With it TTFT is the client's (docs/metrics.md)."""
+    """What lies between clients and the engine (HTTP, tokenising, detokenising): none, vllm with
+    options after a colon (docs/profiles.md), or a file of `twinserve calibrate --front-end`. With
+    it TTFT is the client's (docs/metrics.md)."""
     replicas: int = Field(1, ge=1, le=4096)
     "Engines that share the load."
     router: Annotated[str, Parameter(name=["--router", "-r"])] = DEFAULT_ROUTER

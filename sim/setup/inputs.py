@@ -18,7 +18,7 @@ from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
-from twinserve.profiles.front_end import Delays, FrontEnd, load_front_end
+from twinserve.profiles.front_end import Delays, FrontEnd
 from twinserve.profiles.measured.model import MeasuredModel, noise_lines
 from twinserve.profiles.profile import Profile
 from twinserve.sim.fleet.faults import Schedule
@@ -32,6 +32,7 @@ from twinserve.sim.setup.config import (
     SimulationConfig,
 )
 from twinserve.sim.setup.earlier import Lengths, earlier_lengths
+from twinserve.sim.setup.front_end import parse_front_end, serving_of
 from twinserve.sim.setup.hardware import READ, Hardware, Sources, resolve_hardware
 from twinserve.sim.setup.objectives import of_class, parse_objectives, pool_objectives
 from twinserve.sim.setup.offered_load import (
@@ -89,12 +90,15 @@ class Inputs:
     @cached_property
     def front_end(self) -> FrontEnd | None:
         """What lies between clients and engines; None: nothing."""
-        return load_front_end(self.config.front_end)
+        return parse_front_end(self.config.front_end)[0]
 
     @cached_property
     def delays(self) -> Delays | None:
         """The front end's seconds, on the hardware of these runs; None without one."""
-        return None if self.front_end is None else self.front_end.on(self.hardware.model)
+        front_end, serving = parse_front_end(self.config.front_end)
+        if front_end is None:
+            return None
+        return front_end.on(self.hardware.model, serving_of(serving, self.config.engine_version))
 
     def estimator_for(self, policy: type[Policy]) -> BatchEstimator:
         """What `policy` believes about step times."""
@@ -145,7 +149,7 @@ def resolve(
         if kv is not None:
             ledger_class(kv)
     parse_objectives(config.slo)
-    load_front_end(config.front_end)
+    parse_front_end(config.front_end)
     config, pools, hand_over = _fleet(config, sources)
     parse_router(config.router)
     policies = _of_pools(policies, pools)

@@ -319,6 +319,9 @@ class Simulation:
             stores=self._stores,
             engine_of=self._engine_of,
         )
+        delays = self.inputs.delays
+        if delays is not None and delays.service is not None:
+            replica.engine.launch_s = delays.service.launch_s
         if self._report is not None:
             replica.engine.on_step = self._step
         self._made_of.append(description)
@@ -381,8 +384,8 @@ class Simulation:
         )
 
     def rows(self) -> RunRows:
-        names, delays = self.source.group_names, self.inputs.delays
-        rows = fleet_rows(self.fleet, names, self.warmup, delays)
+        between = None if self.inputs.delays is None else self.source.between
+        rows = fleet_rows(self.fleet, self.source.group_names, self.warmup, between)
         if self.faults is not None:
             rows.failures = failure_rows(self.fleet, self.faults.happened)
         if self.inputs.config.autoscale is not None and rows.replicas is not None:

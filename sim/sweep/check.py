@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from twinserve.policies.registry import ledger_class, parse_policy
-from twinserve.profiles.front_end import load_front_end
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.front_end import parse_front_end
 from twinserve.sim.setup.objectives import parse_objectives
 from twinserve.traces.load import existing, has_name
 
@@ -36,7 +36,7 @@ def check_names(config: SimulationConfig) -> None:
     _profile(config.profile)
     _trace(config.trace)
     parse_objectives(config.slo)
-    load_front_end(config.front_end)
+    parse_front_end(config.front_end)
 
 
 @cache

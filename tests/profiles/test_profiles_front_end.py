@@ -8,11 +8,12 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.front_end import (
     PUBLISHED,
     Exchange,
     FrontEnd,
+    Serving,
+    Threads,
     bunched,
     fit_front_end,
     load_front_end,
@@ -24,15 +25,20 @@ from twinserve.profiles.specs import ProfileError
 MINE = FrontEnd("mine", 0.002, 1e-6, 0.003, 0.5, "a test", 0.1, 0.2)
 
 
-def test_the_published_one_is_what_clients_of_unloaded_servers_saw():
-    """5.5 ms and 0.17 of the time per output token beyond the engine's time to first token."""
+def test_service_times_are_of_the_servers_host_and_set_up():
     model = load_profile("llama-3.1-8b@h100").model()
-    tpot = model.step_seconds(StepComposition(8, 5600, 700))
-    delays = load_front_end("vllm").on(model)
-    for prompt in (1, 500, 30_000):
-        assert delays.request_side(prompt) + delays.response_s == pytest.approx(
-            0.0055 + 0.17 * tpot
-        )
+    vllm = load_front_end("vllm")
+    threads = vllm.threads
+    plain = vllm.on(model, Serving(host_factor=1.0)).service
+    assert (plain.accept_s, plain.token_s) == (threads.accept_s, threads.token_s)
+    assert (plain.template_s, plain.servers, plain.batch_wait_s) == (0.0, 1, 0.0)
+    slow = vllm.on(model).service
+    assert slow.submit_s == threads.host_factor[0] * threads.submit_s > plain.submit_s
+    chat = Serving(3, 5, stream=False, chat=True, client="none", batch_wait_s=0.002)
+    other = vllm.on(model, replace(chat, host_factor=2.0)).service
+    assert (other.chunk_s, other.client_request_s, other.client_chunk_s) == (0.0, 0.0, 0.0)
+    assert (other.template_s, other.batch_wait_s) == (2 * threads.chat_s, 0.002)
+    assert (other.servers, other.stream_interval) == (3, 5)
 
 
 def test_terms_add_up_on_an_engine():
@@ -49,6 +55,9 @@ def test_none_is_none_and_a_file_says_what_was_written(tmp_path):
     assert load_front_end("none") is None
     save_front_end(MINE, tmp_path / "new" / "mine.json")
     assert load_front_end(tmp_path / "new" / "mine.json") == MINE
+    queued = replace(MINE, threads=Threads(1e-3, 2e-3, 3e-6, 4e-6, 5e-4, 6e-6, 7e-6))
+    save_front_end(queued, tmp_path / "queued.json")
+    assert load_front_end(tmp_path / "queued.json") == queued
 
 
 def test_what_it_takes_can_be_read_in_a_line():
@@ -56,6 +65,7 @@ def test_what_it_takes_can_be_read_in_a_line():
     assert "mine: 2 ms a request, 1 us a prompt token, 3 ms + 0.5 decode steps" in said
     for front_end in PUBLISHED.values():
         assert "\n" not in front_end.describe() and front_end.source
+        assert "0.85 ms a request, 2.9 us a prompt token" in front_end.describe()
 
 
 @pytest.mark.parametrize(

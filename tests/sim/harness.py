@@ -199,7 +199,8 @@ class Small:
 
     @property
     def rows(self) -> RunRows:
-        return fleet_rows(self.source.fleet, self.source.group_names, front_end=self.front_end)
+        between = None if self.front_end is None else self.source.between
+        return fleet_rows(self.source.fleet, self.source.group_names, front_end=between)
 
     @property
     def requests(self) -> pd.DataFrame:

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 
 from tests.parameters import mostly_nightly
-from tests.sim.harness import Small, hybrid, of_rows, same_rows, simulate
+from tests.sim.harness import Small, build, hybrid, of_rows, same_rows, simulate
 from twinserve.policies.baselines.vllm import VllmPolicy
-from twinserve.profiles.front_end import NO_DELAYS, Delays
+from twinserve.profiles.front_end import NO_DELAYS, Delays, Service
 from twinserve.sim.cli.main import main, simulate_main
 from twinserve.sim.cli.simulate import headline
+from twinserve.sim.fleet.front_end import ServerThread
 from twinserve.sim.results.files import POOL_GROUP, RunResult, read_run, write_run
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.sim.setup.config import SimulationConfig
@@ -188,6 +189,111 @@ def test_every_request_ends_once_whatever_clients_do(seed):
     assert (done["ended_s"] == done["last_token_s"]).all()
 
 
+# -- threads ---------------------------------------------------------------------------------------
+SERVICE = Service(
+    accept_s=1e-3,
+    submit_s=1e-3,
+    prompt_token_s=1e-6,
+    tokenise_s=2e-6,
+    template_s=0.0,
+    batch_wait_s=0.0,
+    step_s=3e-4,
+    token_s=2e-5,
+    chunk_s=3e-5,
+    launch_s=0.0,
+    client_request_s=4e-4,
+    client_chunk_s=3e-5,
+)
+QUEUED = Delays(1e-3, 0.0, 5e-4, SERVICE)
+
+
+def crowd(n: int = 200, output: int = 20, at_once: bool = True) -> Workload:
+    arrival = np.zeros(n) if at_once else np.arange(n) * 2.0
+    return Workload.build(arrival, np.full(n, 100), np.full(n, output))
+
+
+def beyond(run: Small) -> np.ndarray:
+    """Seconds of each TTFT that are not the engine's."""
+    rows = run.requests
+    engine = rows["engine_first_token_s"] - rows["engine_arrival_s"]
+    return (rows["first_token_s"] - rows["arrival_s"] - engine).to_numpy()
+
+
+def test_alone_a_request_takes_the_sum_of_its_jobs():
+    more = beyond(simulate(crowd(4, at_once=False), front_end=QUEUED))
+    jobs = 4e-4 + 2e-3 + 3e-6 * 100 + 1e-3  # until it is in the engine's queue
+    jobs += 3e-4 + 2e-5 + 1.5e-5 + 1.5e-5 + 5e-4
+    np.testing.assert_allclose(more, jobs, rtol=1e-6)
+
+
+def test_requests_at_once_wait_for_each_other():
+    one, two, none = (
+        beyond(simulate(crowd(), front_end=replace(QUEUED, service=service)))
+        for service in (SERVICE, replace(SERVICE, servers=2), replace(SERVICE, client="none"))
+    )
+    assert one.max() > 200 * (2e-3 + 1e-4)  # each one's work on the thread is behind the others'
+    assert 0.4 < two.max() / one.max() < 0.8
+    assert none.mean() != one.mean()
+
+
+def test_no_token_is_seen_before_its_step_ended_and_none_before_an_earlier_one():
+    run = simulate(crowd(), front_end=QUEUED, replicas=2)
+    rows = run.requests
+    assert rows["finished"].all()
+    assert (rows["first_token_s"] > rows["engine_first_token_s"]).all()
+    for _, mine in rows.sort_values("engine_first_token_s").groupby("replica"):
+        assert mine["first_token_s"].is_monotonic_increasing
+    assert (rows["last_token_s"] >= rows["first_token_s"]).all()
+    assert (rows["ended_s"] == rows["last_token_s"]).all()
+
+
+def test_a_closed_loop_goes_on_when_its_client_has_seen_the_end():
+    workload = replace(crowd(40), concurrency=4)
+    rows = simulate(workload, front_end=QUEUED).requests.sort_values("arrival_s")
+    sent, seen = rows["arrival_s"].to_numpy(), np.sort(rows["last_token_s"].to_numpy())
+    assert (sent[:4] == 0).all() and (sent[4:] == seen[:-4]).all()
+
+
+def in_turns(service: Service, steps: list[tuple[float, float]]) -> tuple[list[float], float]:
+    """When outputs are written, and when the thread is free: one output after another, those that
+    wait together in one go."""
+    seen, free, i = [], 0.0, 0
+    while i < len(steps):
+        begin = max(free, steps[i][0])
+        taken = [step for step in steps[i:] if step[0] <= begin]
+        stream = service.chunk_s * taken[0][1]
+        fixed = sum(service.step_s + service.token_s * tokens for _, tokens in taken)
+        seen += [begin + fixed + 0.5 * stream] * len(taken)
+        free, i = begin + fixed + stream, i + len(taken)
+    return seen, free
+
+
+@pytest.mark.parametrize("tokens", [1, 60, 400])
+@pytest.mark.parametrize("pieces", [1, 7, 300])
+def test_runs_of_steps_are_handled_as_their_steps_would_be(tokens, pieces):
+    rng = np.random.default_rng(tokens)
+    ends, thread = np.cumsum(rng.exponential(0.01, 300)), ServerThread(SERVICE, 0)
+    for part in np.array_split(ends, pieces):
+        thread.outputs(part, np.full(len(part), float(tokens)))
+    seen, free = in_turns(SERVICE, [(end, tokens) for end in ends.tolist()])
+    np.testing.assert_allclose(thread.seen_s, seen)
+    assert thread.free_s == pytest.approx(free)
+
+
+def test_an_idle_engine_plans_its_second_step_when_the_first_is_launched():
+    """A request that comes in between is in the second step, not in the third."""
+
+    def first_tokens(launch_s: float) -> list[float]:
+        workload = Workload.build(np.array([0.0, 0.002]), np.full(2, 400), np.full(2, 5))
+        run = build(workload)
+        for engine in run.engines:
+            engine.core.asynchronous, engine.launch_s = True, launch_s
+        return by_request(run.run())["first_token_s"].tolist()
+
+    (one, late), (same, soon) = first_tokens(0.0), first_tokens(0.0025)
+    assert same == one > 0.0025 and soon < late
+
+
 # -- metrics ---------------------------------------------------------------------------------------
 def test_both_times_to_first_token_are_reported_and_objectives_are_the_clients():
     workload = listed(slo_ttft_s=np.full(30, 0.06), slo_tpot_s=np.full(30, 1.0))
@@ -215,10 +321,10 @@ def test_a_run_with_a_front_end_is_written_read_and_repeated(tmp_path, capsys):
 
     found, without = read_run(tmp_path / "vllm"), read_run(tmp_path / "none")
     assert summarise(found.rows) == of_rows(found.summary)
-    assert found.config["front_end"]["request_s"] == 0.0055
+    assert found.config["front_end"]["threads"]["accept_s"] == 0.0004
     assert "front_end" not in without.config and not set(ENGINES) & set(without.rows.requests)
     more = found.summary["mean_ttft_ms"] - found.summary["mean_engine_ttft_ms"]
-    assert 5.5 < more < 6.5
+    assert 2.5 < more < 6.5
 
     again = ["--config", str(tmp_path / "vllm" / "run.json"), "--out", str(tmp_path / "again")]
     assert run_command(simulate_main, [*again, "--quiet"]) is None
@@ -240,7 +346,7 @@ def test_requests_that_were_never_sent_are_written_with_the_others(tmp_path):
 
 def test_what_stands_before_the_engine_is_said_before_a_run():
     config = SimulationConfig(trace="fixed:40,4", rate=5.0, requests=3)
-    said = "front end vllm: 5.5 ms a request, 0.17 decode steps to see a token"
+    said = "front end vllm: one thread, 0.85 ms a request"
     there = config.model_copy(update={"front_end": "vllm"})
     assert said in headline(resolve(there)) and "front end" not in headline(resolve(config))
 

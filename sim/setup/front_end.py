@@ -1,0 +1,70 @@
+"""What `--front-end` says: a name or a file, and how server and clients are set up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from twinserve.policies.base import Options
+from twinserve.policies.names import parse_options, validated
+from twinserve.profiles.front_end import FrontEnd, Serving, load_front_end
+from twinserve.profiles.kv_memory.releases import parse_release
+from twinserve.sim.setup.config import SettingsError
+
+# Releases that tokenise in batches: the first request of a batch waits 2 ms for others
+# (vllm/utils/async_utils.py, AsyncMicrobatchTokenizer). The last one is known to some months only.
+BATCH_WAIT_S, WAIT_SINCE, WAIT_UNTIL = 2e-3, (0, 10), (0, 22)
+
+
+class FrontEndOptions(Options):
+    """api_server_count, stream_interval: as of `vllm serve`.
+
+    stream       whether answers are streamed
+    chat         whether requests are chats, not completions
+    client       one-process: one thread for all requests; many: one for each; none: no time
+    host_factor  CPU times of the server's host over those of the front end's file
+    """
+
+    api_server_count: int = Field(1, ge=1, le=1024)
+    stream_interval: int = Field(1, ge=1, le=1_000_000)
+    stream: bool = True
+    chat: bool = False
+    client: Literal["one-process", "many", "none"] = "one-process"
+    host_factor: float | None = Field(None, gt=0, le=100)
+
+
+def parse_front_end(text: str) -> tuple[FrontEnd | None, Serving]:
+    """Read `none`, `vllm`, `FILE.json`, or one of these with options: `vllm:client=many`. Raises
+    ProfileError, RegistryError or SettingsError, one line each."""
+    name, colon, rest = text.partition(":")
+    if name.lower().endswith(".json") or not text.lower().endswith(".json"):
+        text = name
+    else:
+        colon = ""  # of a path
+    front_end = load_front_end(text)
+    if not colon:
+        return front_end, Serving()
+    if front_end is None or front_end.threads is None:
+        raise SettingsError(
+            f"front end {text!r} has no service times, so it takes no options; take vllm, or "
+            "measure a file with twinserve calibrate --front-end"
+        )
+    what = f"front end {text!r}"
+    given = FrontEndOptions(**validated(what, FrontEndOptions, parse_options(what, rest, text)))
+    return front_end, Serving(
+        given.api_server_count,
+        given.stream_interval,
+        given.stream,
+        given.chat,
+        given.client,
+        host_factor=given.host_factor,
+    )
+
+
+def serving_of(serving: Serving, version: str | None) -> Serving:
+    """With what that release of vLLM does; None: the newest."""
+    release = None if version is None else parse_release(version)
+    waits = release is not None and WAIT_SINCE <= tuple(release)[:2] <= WAIT_UNTIL
+    return replace(serving, batch_wait_s=BATCH_WAIT_S) if waits else serving
