@@ -58,6 +58,8 @@ class SteadyQueue:
             return complete(plan, outcome)
 
         self.engine.core.complete = watched
+        # The queue never ends: each step needs its event, or one call of `step` goes on for ever.
+        self.engine.clock.reach = lambda time_s, priority: False
         for _ in range(BATCH + queued):
             self.arrive()
 
