@@ -208,21 +208,21 @@ def _service(threads: Threads, serving: Serving) -> Service:
     there = 0.0 if serving.client == "none" else 1.0
     chat_s = threads.chat_s if serving.chat else 0.0
     return Service(
-        factor * threads.accept_s,
-        factor * threads.submit_s,
-        factor * threads.prompt_token_s,
-        factor * threads.tokenise_s,
-        factor * chat_s,
-        serving.batch_wait_s,
-        factor * threads.step_s,
-        factor * threads.token_s,
-        streamed * factor * threads.chunk_s,
-        factor * threads.launch_s,
-        there * factor * threads.client_request_s,
-        there * streamed * factor * threads.client_chunk_s,
-        serving.servers,
-        serving.stream_interval,
-        serving.client,
+        accept_s=factor * threads.accept_s,
+        submit_s=factor * threads.submit_s,
+        prompt_token_s=factor * threads.prompt_token_s,
+        tokenise_s=factor * threads.tokenise_s,
+        template_s=factor * chat_s,
+        batch_wait_s=serving.batch_wait_s,
+        step_s=factor * threads.step_s,
+        token_s=factor * threads.token_s,
+        chunk_s=streamed * factor * threads.chunk_s,
+        launch_s=factor * threads.launch_s,
+        client_request_s=there * factor * threads.client_request_s,
+        client_chunk_s=there * streamed * factor * threads.client_chunk_s,
+        servers=serving.servers,
+        stream_interval=serving.stream_interval,
+        client=serving.client,
     )
 
 

@@ -18,7 +18,7 @@ from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.estimates import step_estimate
-from twinserve.profiles.front_end import Delays, FrontEnd
+from twinserve.profiles.front_end import Delays, FrontEnd, Serving
 from twinserve.profiles.measured.model import MeasuredModel, noise_lines
 from twinserve.profiles.profile import Profile
 from twinserve.sim.fleet.faults import Schedule
@@ -88,14 +88,18 @@ class Inputs:
         return make_estimator(self.config, self.hardware)
 
     @cached_property
+    def _front_end(self) -> tuple[FrontEnd | None, Serving]:
+        return parse_front_end(self.config.front_end)
+
+    @property
     def front_end(self) -> FrontEnd | None:
         """What lies between clients and engines; None: nothing."""
-        return parse_front_end(self.config.front_end)[0]
+        return self._front_end[0]
 
     @cached_property
     def delays(self) -> Delays | None:
         """The front end's seconds, on the hardware of these runs; None without one."""
-        front_end, serving = parse_front_end(self.config.front_end)
+        front_end, serving = self._front_end
         if front_end is None:
             return None
         return front_end.on(self.hardware.model, serving_of(serving, self.config.engine_version))

@@ -87,18 +87,22 @@ class LeastTokens(PerRequest[Shedding]):
         return min(view.up, key=lambda i: (self._tokens[i], view.in_flight[i]))
 
 
-class LeastRequests(Router[Shedding]):
-    """The fewest unfinished requests, the first on a tie; requests that share a prefix stay where
-    the first of them went."""
-
-    name = "least-requests"
-    Options = Shedding
+class _Homes(Router[Shedding]):
+    """Knows the replica where requests that share an affinity stay."""
 
     def setup(self) -> None:
         self._home: dict[int, int] = {}  # affinity -> replica
 
     def on_forgotten(self, affinity: int) -> None:
         self._home.pop(affinity, None)
+
+
+class LeastRequests(_Homes):
+    """The fewest unfinished requests, the first on a tie; requests that share a prefix stay where
+    the first of them went."""
+
+    name = "least-requests"
+    Options = Shedding
 
     def place(self, request: Request, stage: Role, view: FleetView) -> int:
         home = self._home.get(request.affinity)
@@ -110,7 +114,7 @@ class LeastRequests(Router[Shedding]):
         return replica
 
 
-class Session(Router[Shedding]):
+class Session(_Homes):
     """Sessions, and applications, stay on a replica that their name gives while it is up, whatever
     its load; requests without a session go to the least loaded.
 
@@ -121,12 +125,6 @@ class Session(Router[Shedding]):
 
     name = "session"
     Options = Shedding
-
-    def setup(self) -> None:
-        self._home: dict[int, int] = {}  # session -> replica
-
-    def on_forgotten(self, affinity: int) -> None:
-        self._home.pop(affinity, None)
 
     def place(self, request: Request, stage: Role, view: FleetView) -> int:
         session = request.affinity
