@@ -27,6 +27,7 @@ from twinserve.sim.report.plan_part import plan_charts
 from twinserve.sim.report.static import drawn
 from twinserve.sim.report.table import text_console
 from twinserve.sim.results.files import plain
+from twinserve.sim.serve_line.settings import stated
 from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError
 from twinserve.sim.sweep.executors import at_work, check_count, local
 
@@ -88,16 +89,18 @@ class Plan:
 
 
 def plan(
-    model: str | os.PathLike,
-    trace: str | os.PathLike | Sequence[str | os.PathLike],
-    slo: str,
+    model: str | os.PathLike | None = None,
+    trace: str | os.PathLike | Sequence[str | os.PathLike] = (),
+    slo: str = "",
     *,
+    from_vllm: str | os.PathLike | None = None,
     gpus: Sequence[str] = GPUS,
     tp: Sequence[int] = TP,
     policy: str | Sequence[str] = "vllm",
     router: str | Sequence[str] = DEFAULT_ROUTER,
     prices: str | os.PathLike | None = None,
     grow: float = 1.0,
+    rate: float | None = None,
     peak: float = PEAK_S,
     lead: float = LEAD_S,
     seeds: int = 1,
@@ -114,11 +117,13 @@ def plan(
 ) -> Plan:
     """The cheapest GPUs that keep objectives at the peak of a recorded trace.
 
+    from_vllm  as of `simulate`: model and limits of that server, where it states them
     slo       with percentiles: "ttft p90 < 1 s, tpot p90 < 50 ms"
     gpus, tp  kinds of GPUs, and tensor-parallel degrees, to choose from
     prices    CSV with columns gpu and usd_per_hour, instead of the table that ships
     peak, lead  seconds that are judged, and seconds before them that fill the engines
     seeds     draws of the peak for each sized row
+    rate      requests/s of a generated trace
     pool      offline requests in each batch of a closed loop, for step 2; 0: none
     survive   replicas that fail as the peak begins, and stay down; on_failure, detection: what
               becomes of their requests ("error", "retry", "migrate"), and seconds until it is known
@@ -133,11 +138,17 @@ def plan(
     Everything else as `twinserve plan` has it (docs/plan.md). Raises TwinserveError.
     """
     check_count("workers", workers)
-    _check_kinds("a name or a path", (str, os.PathLike), model=model, trace=trace)
+    _check_kinds("a name or a path", (str, os.PathLike), model=model or "", trace=trace)
     _check_kinds("a name", str, gpus=gpus, policy=policy, router=router, slo=slo)
     _check_kinds("a whole number", Integral, tp=tp, seeds=seeds, most_gpus=most_gpus, pool=pool)
     _check_kinds("a number", Real, grow=grow, peak=peak, lead=lead)
     check_names(engine, EngineSettings.__annotations__)
+    settings: dict[str, Any] = dict(engine)
+    if from_vllm is not None:
+        named = None if model is None else os.fspath(model)
+        model, settings, _ = stated(os.fspath(from_vllm), named, settings)
+    if model is None:
+        raise SettingsError("no model; give one, or a server's command line as from_vllm")
     question = Question(
         model=os.fspath(model),
         traces=tuple(os.fspath(one) for one in several(trace)),
@@ -146,8 +157,9 @@ def plan(
         tp=tuple(several(tp)),
         policies=tuple(several(policy)),
         routers=tuple(several(router)),
-        settings=dict(engine),
+        settings=settings,
         grow=grow,
+        rate=rate,
         peak_s=peak,
         lead_s=lead,
         draws=seeds,

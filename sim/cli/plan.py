@@ -11,8 +11,9 @@ from cyclopts import Parameter
 from twinserve.sim.cli.options import Doing, Flag, Human, Json, Out, Quiet, Starting, Whole, Writing
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup import option_groups as groups
-from twinserve.sim.setup.config import SettingsError, StepTimesName
+from twinserve.sim.setup.config import SettingsError, SimulationConfig, StepTimesName
 
+_DEFAULTS = SimulationConfig.model_construct()
 _Candidates = Parameter(group=groups.HARDWARE)
 _Limits = Parameter(group=groups.MEMORY)
 _Scheduling = Parameter(group=groups.POLICIES)
@@ -38,6 +39,7 @@ def plan(
     ] = None,
     prices: Annotated[Path | None, _Candidates] = None,
     grow: Annotated[float, _Traffic] = 1.0,
+    rate: Annotated[float | None, _Traffic] = None,
     peak: Annotated[float, _Traffic] = 300.0,
     lead: Annotated[float, _Traffic] = 30.0,
     seeds: Annotated[Whole, _Traffic] = 1,
@@ -80,7 +82,8 @@ def plan(
     from_vllm: str
         As of simulate: model and limits of that server, where it states them. Flags win.
     trace: list[str]
-        Recorded trace, name or file; given again, the plan holds on the peak of each.
+        Recorded trace, name or file, or a generated one at --rate; given again, the plan holds on
+        the peak of each.
     slo: str
         Objectives with percentiles: "ttft p90 < 1 s, tpot p90 < 50 ms".
     gpus: str
@@ -95,6 +98,8 @@ def plan(
         CSV with columns gpu and usd_per_hour, instead of the table that ships (docs/plan.md).
     grow: float
         Factor on the rate of the recording.
+    rate: float
+        Requests a second of a generated trace (fixed:1024,128, sharegpt, lmsys). [default: 10]
     peak: float
         Seconds of the peak that are judged.
     lead: float
@@ -177,10 +182,9 @@ def plan(
     if from_vllm is not None:
         from twinserve.sim.serve_line.settings import stated
 
-        served, said, lines = stated(from_vllm, {"model": model, "engine_version": engine_version})
-        model = served
-        # a flag that was not given has one of these values, and what the server states is taken
-        given |= {name: said[name] for name in said if given[name] in (None, "auto", False, True)}
+        said = {name: one for name, one in given.items() if one != getattr(_DEFAULTS, name)}
+        model, said, lines = stated(from_vllm, model, said)
+        given |= said
         if not (quiet or as_json):
             print("\n".join(lines), file=sys.stderr)
     if model is None:
@@ -195,6 +199,7 @@ def plan(
         **({"routers": tuple(router)} if router else {}),
         settings=given,
         grow=grow,
+        rate=rate,
         peak_s=peak,
         lead_s=lead,
         draws=seeds,

@@ -9,8 +9,8 @@ import numpy as np
 
 from twinserve.sim.plan.capacity import peak_window
 from twinserve.sim.plan.trial import SOURCES
-from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.traces.generators.synth import is_synthetic
+from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig
+from twinserve.traces.generators.synth import as_stages, is_synthetic
 from twinserve.traces.generators.tidal import DAY_S
 from twinserve.traces.transform import scale_rate, take_rows, window
 from twinserve.traces.workload import REAL_TIME, Workload, WorkloadError
@@ -76,16 +76,24 @@ class Trouble:
 
 
 def find_peak(
-    trace: str, grow: float, peak_s: float, lead_s: float, trouble: Trouble | None = None
+    trace: str,
+    grow: float,
+    peak_s: float,
+    lead_s: float,
+    trouble: Trouble | None = None,
+    rate: float | None = None,
 ) -> Peak:
     """peak_s: seconds of the run, so that a trace that grows by 1.5 gives 1.5 times as many seconds
-    of its recording; lead_s: seconds of the run before them. Raises SettingsError, WorkloadError.
+    of its recording; lead_s: seconds of the run before them. rate: requests/s of a generated trace,
+    whose peak is all that comes behind the lead. Raises SettingsError, WorkloadError.
     """
-    if is_synthetic(trace):
+    generated = is_synthetic(trace)
+    if rate is not None and not generated:
         raise SettingsError(
-            f"--trace {trace}: is generated, and has no peak of its own; write one with `twinserve "
-            "trace synth`, or name a recorded trace"
+            f"--rate is for generated traces; {trace!r} has its own arrivals: use --grow"
         )
+    if generated:
+        trace = as_stages(trace, rate or GENERATED_RATE, (lead_s + peak_s) * grow)
     whole = _load(trace)
     if not (whole.service_class == REAL_TIME).all():
         raise WorkloadError(
@@ -93,6 +101,8 @@ def find_peak(
             "online ones alone"
         )
     start, end = peak_window(whole, peak_s * grow)
+    if generated:
+        start, end = lead_s * grow, (lead_s + peak_s) * grow
     end = min(end, float(np.nextafter(whole.last_arrival_s, np.inf)))
     lead = min(lead_s * grow, start)
     ran = scale_rate(window(whole, start - lead, end), grow)

@@ -45,6 +45,7 @@ class Question:
     """What to plan for.
 
     traces    recorded ones; the plan holds on the peak of each
+    rate      requests/s of generated ones; None: as simulate has it
     settings  of a SimulationConfig, for engines: limits, memory, scheduling
     grow      factor on the rate of the recordings
     draws     of the peak: as recorded, and with lengths dealt anew
@@ -66,6 +67,7 @@ class Question:
     routers: tuple[str, ...] = (DEFAULT_ROUTER,)
     settings: dict = field(default_factory=dict)
     grow: float = 1.0
+    rate: float | None = None
     peak_s: float = PEAK_S
     lead_s: float = LEAD_S
     draws: int = 1
@@ -228,7 +230,9 @@ def make_plan(
     objectives = plan_objectives(question.slo)
     _check(question)
     peaks = tuple(
-        find_peak(trace, question.grow, question.peak_s, question.lead_s, question.trouble)
+        find_peak(
+            trace, question.grow, question.peak_s, question.lead_s, question.trouble, question.rate
+        )
         for trace in question.traces
     )
     base = SimulationConfig(
@@ -299,7 +303,8 @@ def _of(sizes: Sequence[Size], row: Row) -> Size:
 
 def _check(question: Question) -> None:
     check_list("trace", list(question.traces))
-    for flag, value in (("grow", question.grow), ("peak", question.peak_s)):
+    rate = 1.0 if question.rate is None else question.rate
+    for flag, value in (("grow", question.grow), ("peak", question.peak_s), ("rate", rate)):
         if not 0 < value < 1e6:
             raise SettingsError(f"--{flag} {value:g}: give a number above 0, below 1e6")
     if not 0 <= question.lead_s < 1e6:

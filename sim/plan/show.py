@@ -18,6 +18,8 @@ from twinserve.sim.plan.start import commands
 from twinserve.sim.plan.trial import Memory
 from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.results.options import LATENCIES, Objective, spoken
+from twinserve.sim.setup.config import GENERATED_RATE
+from twinserve.traces.generators.synth import is_synthetic
 
 _WIDEST = 194  # of the table where it goes into a file
 
@@ -46,6 +48,8 @@ def head_lines(plan: Plan) -> list[str]:
             f"the recording on, {len(peak.judged):,} requests, {peak.requests_per_s:.2f} a second"
             + (f", grown by {plan.question.grow:g}" if plan.question.grow != 1 else "")
         )
+    if plan.question.rate is None and any(map(is_synthetic, plan.question.traces)):
+        lines.append(f"rate {GENERATED_RATE:g} requests/s, as none was given (--rate sets it)")
     said = ", ".join(str(o) for o in plan.objectives)
     return [*lines, f"objectives: {said}", *_survived(plan)]
 

@@ -63,23 +63,24 @@ _OF_PLAN = (
 )  # fmt: skip
 
 
-def stated(given: str, asked: Mapping[str, Any]) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+def stated(
+    given: str, model: str | None, engine: Mapping[str, Any]
+) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     """What a server states whatever its GPU: model, settings of an engine of a plan, and lines
-    about them. Raises ServeLineError; also for prefill and decode pools, of which a plan has its
-    own."""
-    servers = read_servers(given, asked.get("engine_version"))
+    about them. model, engine: what the user says, which wins. Raises ServeLineError; also for
+    prefill and decode pools, of which a plan has its own."""
+    release = engine.get("engine_version")
+    servers = read_servers(given, release)
     if len(servers) > 1:
         raise ServeLineError(
             f"{servers[0].where}: has prefill and decode pools; name one as FILE#NAME, and give "
             "--prefill-decode"
         )
-    made = _Made(
-        servers[0], "h100", asked.get("model"), asked.get("engine_version"), "k=1", "--model"
-    )
+    made = _Made(servers[0], "h100", model, release, "k=1", "--model")
     settings = made.settings()
     by_default = {text.split()[0] for text in made.defaults}
     kept = {k: v for k, v in settings.items() if k in _OF_PLAN and k not in by_default}
-    kept = {k: v for k, v in kept.items() if v != "auto"}
+    kept = {k: v for k, v in kept.items() if v != "auto"} | engine
     said = ", ".join(f"{name} {value}" for name, value in kept.items()) or "nothing else"
     lines = (
         f"from vLLM: {made.where} ({servers[0].kind}): {servers[0].model} as {made.model}, {said}",

@@ -314,6 +314,21 @@ def test_a_plan_is_that_of_the_command(asked, capsys):
     assert found.plot().figure.axes
 
 
+def test_a_plan_takes_a_servers_words():
+    found = ts.plan(
+        from_vllm=f"vllm serve {MODEL} --max-num-seqs 64",
+        trace="fixed:100,10",
+        slo="ttft p90 < 1 s",
+        rate=2.0,
+        peak=20.0,
+        gpus="h100",
+        tp=[1],
+    )
+    asked = found.document["question"]
+    assert (asked["model"], asked["settings"]) == (MODEL, {"max_num_seqs": 64})
+    assert found.best is not None and found.best["replicas"] == 1
+
+
 def test_a_plan_in_which_nothing_is_enough_says_so(asked):
     trace, _, prices = asked
     found = ts.plan(
@@ -337,6 +352,7 @@ def test_runs_of_a_fleet_show_its_pools(tmp_path):
 @pytest.mark.parametrize(
     "wrong, said",
     [
+        ({"model": None}, "no model; give one"),
         ({"max_num_seq": 3}, "did you mean 'max_num_seqs'"),
         ({"gpus": ["h1000"]}, "h1000"),
         ({"workers": 0}, "workers 0"),

@@ -49,7 +49,7 @@ PLAN = (
     *"--pool 1000000 --survive 1 --on-failure retry --detection 2.5 --step-times roofline".split(),
     *"--front-end vllm --kv-cache-dtype fp8 --gpu-memory-utilization 0.85 --enforce-eager".split(),
     *"--engine-version 0.19 --max-model-len 4096 --max-num-seqs 77 --prefill-decode --all".split(),
-    *"--max-num-batched-tokens 1024 --no-async-scheduling".split(),
+    *"--max-num-batched-tokens 1024 --no-async-scheduling --rate 2.5".split(),
 )
 
 

@@ -7,7 +7,7 @@ import pytest
 from twinserve.profiles.composition import StepComposition, isolated_prefill_seconds
 from twinserve.sim.plan.bounds import hopeless, least_replicas
 from twinserve.sim.plan.peaks import find_peak
-from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import with_objectives
 from twinserve.sim.setup.objectives import parse_objectives
@@ -26,6 +26,20 @@ def test_the_peak_of_a_grown_trace_is_as_long_as_asked_and_its_lead_is_not_judge
     assert len(peak.judged) == pytest.approx(100, abs=2)  # 10 more lie in the lead
     assert peak.requests_per_s == pytest.approx(10, rel=0.03)
     assert peak.since_s == pytest.approx(5, abs=0.1)
+
+
+@pytest.mark.parametrize("trace", ["fixed:100,10", "sharegpt", "poisson"])
+def test_a_stated_load_is_judged_behind_its_lead(trace):
+    peak = find_peak(trace, grow=2.0, peak_s=50.0, lead_s=5.0, rate=20.0)
+    assert peak.window_s == (0, pytest.approx(110, abs=1)) and peak.since_s == pytest.approx(5)
+    assert peak.requests_per_s == pytest.approx(40, rel=0.1)
+    assert len(peak.judged) == pytest.approx(2000, rel=0.1)
+    assert (peak.judged.prompt_tokens == 100).all() == (trace == "fixed:100,10")
+
+
+def test_a_recording_has_a_rate_of_its_own():
+    with pytest.raises(SettingsError, match="use --grow"):
+        find_peak("stages:2x60", 1.0, 50.0, 5.0, rate=20.0)
 
 
 def judged(load: Workload, slo: str, **settings):

@@ -465,10 +465,16 @@ def test_the_account_names_what_was_taken_passed_over_and_left(capsys):
 
 def test_a_plan_takes_what_a_server_states():
     line = f"{_LINE} --max-num-seqs 64 --kv-cache-dtype fp8 --enable-lora"
-    model, settings, lines = stated(line, {})
+    model, settings, lines = stated(line, None, {})
     assert model == "llama-3.1-8b"
     assert settings == {"max_model_len": 32_000, "max_num_seqs": 64, "kv_cache_dtype": "fp8"}
     assert "--enable-lora is not simulated" in lines[1]
+
+
+def test_what_is_said_beside_a_server_wins():
+    own = {"max_num_seqs": 1, "engine_version": "0.19"}
+    model, settings, _ = stated(f"{_LINE} --max-num-seqs 64", "qwen3-8b", own)
+    assert (model, settings) == ("qwen3-8b", {"max_model_len": 32_000, **own})
 
 
 def test_a_plan_without_a_model_asks_for_one(capsys):

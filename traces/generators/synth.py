@@ -83,6 +83,14 @@ def is_synthetic(name: str) -> bool:
     return name in NAMES or name.startswith("fixed:")
 
 
+def as_stages(name: str, rate: float, seconds: float) -> str:
+    """Such lengths at a stated rate, as a workload stated in a line (`stated.py`)."""
+    lengths = "lengths={}".format("sharegpt" if name == "poisson" else name)
+    if name.startswith("fixed:"):
+        lengths = "input={},output={}".format(*_fixed(name))
+    return f"stages:{rate:g}x{seconds:g},{lengths}"
+
+
 def _fixed(name: str) -> tuple[int, int]:
     parts = name.removeprefix("fixed:").split(",")
     if len(parts) == 2 and all(p.strip().isascii() and p.strip().isdigit() for p in parts):
