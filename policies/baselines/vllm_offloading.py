@@ -11,6 +11,8 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`), and what `policies
 
 from __future__ import annotations
 
+import numpy as np
+
 from twinserve.policies.base import SystemView
 from twinserve.policies.baselines.vllm_decode import VllmDecode
 from twinserve.policies.errors import PolicyError
@@ -78,7 +80,7 @@ class VllmOffloading(VllmDecode):
     ) -> int:
         """What a row computes whose load has landed; 0: it waits on."""
         tiered, computed = _tiered(ledger), int(requests.computed_tokens[row])
-        tiered.publish(row, tiered.offload.loaded(row))
+        tiered.publish(np.array([row]), np.array([tiered.offload.loaded(row)]))
         known = int(requests.known_tokens(row))
         new = self._part(known - computed, budget)
         whole = known if self._reserves else 0

@@ -21,7 +21,7 @@ from twinserve.policies.plan import KvMove
 from twinserve.policies.requests import RequestTable
 
 if TYPE_CHECKING:
-    from twinserve.policies.kv.tiers import Holdings, Tier
+    from twinserve.policies.kv.tiers import Tier
 
 
 # Prompts that compute the same number of tokens in every step of a run: row, that number, tokens
@@ -50,7 +50,7 @@ class KvLedger(ABC):
 
     block_tokens  tokens a block holds
     num_blocks    blocks of the device pool
-    host_blocks   blocks that the tier behind it has room for, those of others on it included
+    host_blocks   blocks that the host has room for
     Rows index the RequestTable given at construction. All sizes are tokens or blocks as named.
     """
 
@@ -63,12 +63,10 @@ class KvLedger(ABC):
     hands_over = False  # True: has `admit_remote`, and keeps what rows held that have ended
     knows_layers = False  # True: built with layers, how many the model has (see LayerwiseLedger)
     layers = 1  # of a ledger: those whose KV it moves one by one
-    host: Holdings  # what rows hold of the tier behind the device, at first one of its own
-    host_units = 1  # of that tier, for a block
+    host: Tier  # the host's room, and what rows hold of it
     # Of an asynchronous engine, which sets it: a plan may take memory for a token after one that is
     # still being computed. A block that such a token would fill has no name yet, so only known text
-    # can be found; when an outcome is booked `grow_all` comes once more, with what rows have
-    # computed.
+    # can be found; when an outcome is booked `publish` comes, with what rows have computed.
     known_text_only = False
 
     def __init__(
@@ -208,6 +206,10 @@ class KvLedger(ABC):
         """`grow` for many rows at once, in the plain case: False and nothing changed unless every
         row can have its room from free memory alone. Then the caller goes row by row."""
 
+    def publish(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """The first `tokens` (int64[n]) of each row are computed and known: their full blocks can
+        be found from now on. Default: no text is found by others."""
+
     @abstractmethod
     def slack_tokens(self, rows: np.ndarray) -> np.ndarray:
         """int64[n]: tokens each row can add to its computed_tokens in memory it already has, no
@@ -306,13 +308,6 @@ class KvLedger(ABC):
         raise ValueError(
             f"the {self.name} ledger publishes no KV events; use one that does, as kv=paged"
         )
-
-    def borrow(self, tier: Tier) -> None:
-        """From now on KV that leaves the device is held in `tier`, which other ledgers may borrow
-        from, too. Raises LedgerError where rows hold something, or the tier's units are not this
-        ledger's (see tiers.py)."""
-        self.host.move_to(tier)
-        self.host_blocks = tier.capacity // self.host_units
 
     # -- trying ------------------------------------------------------------------------------------
     @abstractmethod

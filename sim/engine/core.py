@@ -376,8 +376,7 @@ class EngineCore:
         gaps = self._book(outcome)
         if self._publishes:
             holders = columns.in_state(requests, rows, RUNNING)
-            # no more memory: only their text is known now
-            self.ledger.grow_all(holders, self._text_tokens(holders))
+            self.ledger.publish(holders, self._text_tokens(holders))
         for row in outcome.finished:
             if self.hands_over:
                 self.kept.add(row)

@@ -52,7 +52,6 @@ def audit(ledger: BidirectionalLedger) -> None:
     wrong = _Audit(ledger).problems()
     if wrong:
         raise LedgerError("; ".join(wrong))
-    ledger.host.tier.check()
 
 
 class _Audit:
@@ -154,7 +153,7 @@ class _Audit:
     def _host(self) -> None:
         state = self.state
         copies = {row: int(np.count_nonzero(mask)) for row, mask in state.host.items()}
-        self.wrong += state.on_host.differing(copies)
+        self.wrong += state.on_host.problems(copies)
         self.need(all(copies.values()), "a row keeps an empty list of host copies")
         for row in np.flatnonzero(state.tokens).tolist():
             if state.held[row] == 0:

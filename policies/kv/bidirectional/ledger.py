@@ -52,7 +52,7 @@ class BidirectionalLedger(KvLedger):
     ) -> None:
         super().__init__(table, num_blocks, block_tokens, host_blocks)
         self._state = SlotState(num_blocks, block_tokens, host_blocks)
-        self.host, self.host_units = self._state.on_host, block_tokens
+        self.host = self._state.on_host
         self._moves_of_step = StepMoves(self._state)
         self._place = Placement(self._state, self._moves_of_step, table)
 

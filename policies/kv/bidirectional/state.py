@@ -18,7 +18,7 @@ import numpy as np
 from twinserve.native.chosen import slots
 from twinserve.policies.kv.bidirectional.journal import Journal
 from twinserve.policies.kv.free import FreeStack
-from twinserve.policies.kv.tiers import Holdings, Tier
+from twinserve.policies.kv.tiers import Tier
 from twinserve.policies.kv.zeros import zeros_by_page
 from twinserve.policies.requests import FIRST_ROWS
 
@@ -116,7 +116,7 @@ class SlotState:
         self.host: dict[
             int, np.ndarray
         ] = {}  # row -> bool[tokens or fewer]: has a copy on the host
-        self.on_host = Holdings(Tier(host_blocks * block_tokens, "tokens"), self.journal.note)
+        self.on_host = Tier(host_blocks * block_tokens, "tokens", self.journal.note)
         self.tokens = self.held = self.last = np.zeros(0, np.int64)
         self.missing_tokens = self.missing_blocks = self.pinned = np.zeros(0, np.int64)
         self.fit_rows(FIRST_ROWS)

@@ -16,7 +16,7 @@ import numpy as np
 
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.layerwise.cells import CellPool, offload_order
-from twinserve.policies.kv.tiers import Holdings, Tier
+from twinserve.policies.kv.tiers import Tier
 from twinserve.policies.kv.undo import UndoLedger
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Place
 from twinserve.policies.requests import FIRST_ROWS, RequestClass, RequestTable
@@ -52,9 +52,8 @@ class LayerwiseLedger(UndoLedger):
         self.layers = layers
         self.order = offload_order(layers)
         self.pool = CellPool(num_blocks * layers)
-        self.host_units = layers
         unit = f"cells of {block_tokens} tokens in one layer"
-        self.host = Holdings(Tier(host_blocks * layers, unit), self._undo)
+        self.host = Tier(host_blocks * layers, unit, self._undo)
         # row -> int64[layers, capacity]: cell of each block, layers in `order`
         self._tables: dict[int, np.ndarray] = {}
         self._held = np.zeros(FIRST_ROWS, np.int64)  # row -> blocks in its table
@@ -413,11 +412,10 @@ class LayerwiseLedger(UndoLedger):
                 "free cells, leaving cells and those of the rows' tables are not a partition of "
                 "the pool"
             )
-        wrong += self.host.differing(on_host)
+        wrong += self.host.problems(on_host)
         if rt_cells != self._rt_cells:
             wrong.append("the count of real-time cells is off")
         if set(np.flatnonzero(self._held).tolist()) | self._swapped != set(self._tables):
             wrong.append("a row without a table holds memory")
         if wrong:
             raise LedgerError("; ".join(wrong))
-        self.host.tier.check()

@@ -66,10 +66,6 @@ class TieredLedger(PagedLedger):
             return False
         return self.admit_remote(row, tokens, hit_tokens, keep_free + beside)
 
-    def publish(self, row: int, tokens: int) -> None:
-        """The first `tokens` of the row, which were loaded, can be found from now on."""
-        self._publish(row, tokens // self.block_tokens)
-
     def mark(self) -> int:
         raise LedgerError("changes cannot be tried with a host tier behind the device")
 

@@ -15,7 +15,7 @@ from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.events import KvEvents, KvListener
 from twinserve.policies.kv.paged.one_queue import OneQueuePool
 from twinserve.policies.kv.paged.pool import BlockPool
-from twinserve.policies.kv.tiers import Holdings, Tier
+from twinserve.policies.kv.tiers import Tier
 from twinserve.policies.kv.undo import UndoLedger
 from twinserve.policies.kv.zeros import zeros_by_page
 from twinserve.policies.plan import DEVICE, HOST, KvMove
@@ -78,7 +78,7 @@ class PagedLedger(UndoLedger):
         # row -> leading blocks that others can find
         self._published = np.zeros(FIRST_ROWS, np.int64)
         self._swapped: dict[int, int] = {}  # row -> tokens on the host
-        self.host = Holdings(Tier(host_blocks, f"blocks of {block_tokens} tokens"), self._undo)
+        self.host = Tier(host_blocks, f"blocks of {block_tokens} tokens", self._undo)
         # rows of both classes have been seen; until then all used blocks are real-time
         self._mixed = False
         self._rt_refs = np.zeros(0, np.int64)  # real-time rows that use a block, kept once mixed
@@ -237,6 +237,10 @@ class PagedLedger(UndoLedger):
             return False
         self._publish_all(rows, tokens)
         return True
+
+    def publish(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        if self._kernel is None or self._kernel.grow_all(self, rows, tokens) is None:
+            self._publish_all(rows, tokens)
 
     def _take_all(self, rows: np.ndarray, fresh: np.ndarray) -> bool:
         """So many blocks for each row, none below 1; False and nothing changed where there are too
@@ -551,12 +555,11 @@ class PagedLedger(UndoLedger):
             (real_time > 0).sum()
         ) != self._rt_blocks:
             wrong.append("the count of real-time blocks is off")
-        wrong += self.host.differing(self._on_host())
+        wrong += self.host.problems(self._on_host())
         if set(self._tables) & set(self._swapped):
             wrong.append("a row is on the device and on the host")
         if wrong:
             raise LedgerError("; ".join(wrong))
-        self.host.tier.check()
 
     def _on_host(self) -> dict[int, int]:
         """Row -> blocks that it should hold on the host."""
