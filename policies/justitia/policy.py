@@ -79,6 +79,9 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
             self.corrections = Corrections()
             self.waiting = OwnersQueue(lambda number: self.F[number])
         self._left: set[int] = set()  # the fluid system, before they ended here; only asked
+        # with `correct`: F, and what it becomes (None: it leaves), of what the last steps ended.
+        # The fluid system hears of it after `on_outcome`, which says how many steps they were.
+        self._late: list[tuple[float, float | None]] = []
         self.clock = VirtualClock()
         self.F: dict[int, float] = {}  # of applications by number, until they have ended
         self._arrived: dict[int, int] = {}  # their number in order of arrival
@@ -143,6 +146,12 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         """Bring the fluid system up to now."""
         self.clock.advance(self._served * self._unit)
         self._served = 0
+        for before, now in self._late:
+            if now is None:
+                self.clock.leave(before)
+            else:
+                self.clock.move(before, now)
+        self._late.clear()
 
     def enqueue(self, row: int, number: int) -> None:
         if isinstance(self.waiting, RankedQueue):
@@ -158,29 +167,33 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
     def ends(self, row: int, number: int, cost: int) -> None:
         if self.corrections is not None:
             self.corrections.ends(row, number, cost)
-            self._corrected(number)
+            if number not in self._left and self._refinish(number, before := self.F[number]):
+                self._late.append((before, self.F[number]))
 
     def _total_over_part(self, number: int, stage: int) -> float | None:
         return self.predictor.total_over_part(self._kinds[number], stage, self.cost)
 
     def _corrected(self, number: int) -> None:
         """Its demand may be another one."""
+        before = self.F[number]
+        if self._refinish(number, before) and number not in self._left:
+            self._serve()
+            self.clock.move(before, self.F[number])
+
+    def _refinish(self, number: int, before: float) -> bool:
+        """Set the application's F anew. Return whether it changed."""
         assert self.corrections is not None and isinstance(self.waiting, OwnersQueue)
-        before, now = self.F[number], self.corrections.finish(number)
+        self.F[number] = now = self.corrections.finish(number)
         if now == before:
-            return
-        self._serve()
-        if number not in self._left:
-            self.clock.move(before, now)
-        self.F[number] = now
+            return False
         self.waiting.shrunk(number)
         self.reorder()
+        return True
 
     def forget(self, number: int) -> None:
         if self.corrections is not None:
             if number not in self._left:
-                self._serve()
-                self.clock.leave(self.F[number])
+                self._late.append((self.F[number], None))
             self.corrections.forget(number)
             assert isinstance(self.waiting, OwnersQueue)
             self.waiting.forget(number)
@@ -207,6 +220,8 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
             memory = self.options.M or ledger.num_blocks * ledger.block_tokens
             self._unit = memory if self._by_iteration else 1
         if self.corrections is not None:
+            if self._late:
+                self._serve()
             for number in self.corrections.look(self._total_over_part):
                 self._corrected(number)
         self._table = view.requests
