@@ -238,6 +238,24 @@ def with_blocks_of_log(
     return _with_blocks(profile, blocks, "derived" if moved else "measured", more), notices
 
 
+def with_kv_bytes(profile: Profile, nbytes: int, engine_version: str | None = None) -> Profile:
+    """The engine with so many bytes of KV memory on each rank (`--kv-cache-memory-bytes`).
+    ProfileError where they hold no block, or are more than the GPU has."""
+    if nbytes > profile.gpu.memory_bytes:
+        raise ProfileError(
+            f"{profile.name}: --kv-cache-memory-bytes {nbytes} is more than the "
+            f"{profile.gpu.memory_bytes:.0f} bytes of the GPU; lower it"
+        )
+    if engine_version is not None:
+        profile = profile.model_copy(update={"engine_version": engine_version})
+    # of pipeline stages, the one with most layers gets fewest blocks
+    of_stage = max(layers_of_stages(profile.llm.layers, profile.pp)) / profile.llm.layers
+    tokens = kept_tokens(profile.llm, profile.tp, profile.server_flags.release, nbytes / of_stage)
+    blocks = int(tokens // profile.block_tokens)
+    _check_some(profile, blocks)
+    return _with_blocks(profile, blocks, "stated", {})
+
+
 def _check_fits(profile: Profile, path: Path, tokens: int) -> None:
     """ProfileError where a log's KV cache is more than the whole GPU: it is of another engine."""
     if not _moves_by_terms(profile) or prints_longest(profile.llm, profile.server_flags.release):

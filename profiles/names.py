@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 
-from twinserve.profiles.catalog import MODELS, gpu_name, known_id, nearest
+from twinserve.profiles.catalog import MODELS, find_model, gpu_name, known_id, nearest
 from twinserve.profiles.models.config import is_reference
 from twinserve.profiles.specs import ProfileError
 
@@ -67,6 +67,19 @@ class ProfileName:
         """The name whose `file_name` this is."""
         model, gpu, tp, *form = file_name.removesuffix(".json").split("_")
         return cls(model, gpu, int(tp.removeprefix("tp")), *form)
+
+
+def with_ranks(name: str, tp: int | None, pp: int | None, dp: int | None, ep: bool | None) -> str:
+    """The name with other ranks; None: those that it has. Data-parallel ranks and experts' are of
+    mixtures of experts: others have replicas. Raises ProfileError."""
+    if name.endswith(".json") and "@" not in name:
+        raise ProfileError(f"{name}: a profile's file has its ranks; give the ranks no flag")
+    known = ProfileName.parse(name)
+    found = replace(known, tp=tp or known.tp, pp=pp or known.pp, form="" if tp else known.form)
+    if find_model(known.model).experts:
+        ranks = found.tp * (dp or known.dp)
+        found = replace(found, dp=dp or known.dp, ep=(known.ep if ep is None else ep) and ranks > 1)
+    return str(found)
 
 
 def _ranks(said: str, text: str) -> dict[str, int]:

@@ -60,7 +60,7 @@ from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec, ProfileError, o
 PROFILE: Format[dict] = Format(
     "profiles", version=1, by="twinserve calibrate, or twinserve profiles", oldest=1
 )
-Source = Literal["measured", "derived", "published"]
+Source = Literal["measured", "derived", "published", "stated"]
 # A pinned-memory copy reaches about this share of the lane rate of PCIe (25 of 32 GB/s on gen 4).
 PCIE_SHARE = 0.8
 # Host memory for swapped KV, per rank: an assumption about the server, not about the engine.

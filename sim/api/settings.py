@@ -40,6 +40,10 @@ class Settings(TypedDict, total=False):
     as_model: str | None
     gpu: str | None
     profile: str
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    data_parallel_size: int | None
+    enable_expert_parallel: bool | None
     step_times: StepTimesName
     shared_prefix: bool
     front_end: str
@@ -60,6 +64,7 @@ class Settings(TypedDict, total=False):
     block_tokens: int
     num_blocks: int | None
     num_gpu_blocks_override: int | None
+    kv_cache_memory_bytes: int | None
     gpu_memory_utilization: float | None
     engine_version: str | None
     enforce_eager: bool

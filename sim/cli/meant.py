@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection
 
 _LIKE = 0.6  # of two words, for one to be a slip of the other
-_SPLIT = "MODEL@GPU:tpN, with :ppN, :dpN and :ep for the others"
 
 # option -> words that people have for it, and how it is written where its name does not tell
 _OPTIONS: tuple[tuple[str, str, str], ...] = (
@@ -42,9 +41,10 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
     ),
     ("--policy", "scheduler scheduling-policy algorithm scheduler-cls strategy", ""),
     ("--kv", "ledger allocator block-manager", ""),
-    ("--profile", "tp tensor-parallel tensor-parallel-size", _SPLIT),
-    ("--profile", "pp dp ep pipeline-parallel-size data-parallel-size expert-parallel", _SPLIT),
-    ("--profile", "enable-expert-parallel", _SPLIT),
+    ("--tensor-parallel-size", "tp tensor-parallel", ""),
+    ("--pipeline-parallel-size", "pp pipeline-parallel", ""),
+    ("--data-parallel-size", "dp data-parallel", ""),
+    ("--enable-expert-parallel", "ep expert-parallel", ""),
     ("--profile", "gpu gpus hardware device accelerator model gpu-type", "MODEL@GPU"),
     ("--profile", "dtype quantization", "the name says it: docs/profiles.md"),
     ("--replicas", "instances nodes num-replicas servers engines workers", ""),

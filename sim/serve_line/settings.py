@@ -20,6 +20,7 @@ from twinserve.profiles.kv_memory.releases import (
 )
 from twinserve.profiles.models.hub_ids import catalogue_name, longest_request
 from twinserve.profiles.models.quantization import FORMATS
+from twinserve.profiles.names import with_ranks
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.serve_line.read import read_servers
 from twinserve.sim.serve_line.server import V0_POLICY, Server
@@ -195,20 +196,13 @@ class _Made:
             return name
         return f"{name}-{form}"
 
-    def profile(self) -> str:
-        server = self.server
-        ranks = f":tp{server.tp}" if server.tp > 1 else ""
-        ranks += f":pp{server.pp}" if server.pp > 1 else ""
-        if find_model(self.model).experts:
-            ranks += f":dp{server.dp}" if server.dp > 1 else ""
-            ranks += ":ep" if server.ep and server.tp * server.dp > 1 else ""
-        return f"{self.model}@{self.gpu}{ranks}"
-
     def settings(self) -> dict[str, Any]:
         """Of a run. What the release decides is said as well: our profiles keep other defaults."""
         server, given = self.server, self.server.given
         found: dict[str, Any] = {
-            "profile": self.profile(),
+            "profile": with_ranks(
+                f"{self.model}@{self.gpu}", server.tp, server.pp, server.dp, server.ep
+            ),
             "replicas": server.replicas * server.dp,
             "policy": (self._policy(),),
             "async_scheduling": self._default(
@@ -221,9 +215,11 @@ class _Made:
         if self.release_name is not None:
             found["engine_version"] = self.release_name.removeprefix("v")
         found |= self._limits()
-        if given.get("--num-gpu-blocks-override") is not None:
-            found["num_gpu_blocks_override"] = given.get("--num-gpu-blocks-override")
-            found.pop("gpu_memory_utilization")
+        for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):  # the first one counts
+            if (size := given.get(f"--{name.replace('_', '-')}")) is not None:
+                found.pop("gpu_memory_utilization")
+                found[name] = size
+                break
         if server.enable_prefix_caching is not None or server.v0:
             found["prefix_caching"] = bool(server.enable_prefix_caching)
         if server.block_size is not None:
@@ -321,7 +317,8 @@ class _Made:
     def warnings(self) -> list[str]:
         """What matters and is not simulated, a line each."""
         why = self.server.why
-        said = {name: f" is not simulated ({why[name]})" for name in why}
+        said = {name: f" is not simulated ({text})" for name, text in why.items()}
+        said |= {name: f" is {text}" for name, text in why.items() if text.startswith("taken")}
         names = dict.fromkeys(self.server.warn)
         return [f"{self.server.where}: {name}{said.get(name, '')}" for name in names]
 

@@ -27,7 +27,14 @@ EstimatorName = Literal[
 ]
 DEFAULT_ROUTER = "least-requests"
 # settings; one at most
-KV_SIZES = ("kv_from_log", "gpu_memory_utilization", "num_blocks", "num_gpu_blocks_override")
+KV_SIZES = (
+    "kv_from_log", "gpu_memory_utilization", "num_blocks", "num_gpu_blocks_override",
+    "kv_cache_memory_bytes",
+)  # fmt: skip
+RANKS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+    "enable_expert_parallel",
+)  # fmt: skip
 GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing sets it
 
 
@@ -112,6 +119,14 @@ class SimulationConfig(BaseModel):
     "Model of --from-vllm where its words name a path: of the catalogue, or as --profile takes it."
     gpu: str | None = Field(None, exclude=True)
     "GPU of --from-vllm where its words do not name it: h100, or a node's label."
+    tensor_parallel_size: int | None = Field(None, ge=1, exclude=True)
+    "Ranks of the profile, instead of those that its name has (:tpN)."
+    pipeline_parallel_size: int | None = Field(None, ge=1, exclude=True)
+    "The same of pipeline stages (:ppN)."
+    data_parallel_size: int | None = Field(None, ge=1, exclude=True)
+    "Engines of a server: replicas, and of a mixture of experts ranks that step together (:dpN)."
+    enable_expert_parallel: bool | None = Field(None, exclude=True)
+    "Whole experts on all ranks (:ep)."
     profile: str = DEFAULT_PROFILE
     """Model and hardware: a shipped profile, MODEL@GPU[:tpN][:dpN][:ep], or a profile file. MODEL:
     of the catalogue, a config.json, or an id in the local Hugging Face cache."""
@@ -164,6 +179,8 @@ class SimulationConfig(BaseModel):
     "KV blocks of one replica that requests can use, instead of the profile's."
     num_gpu_blocks_override: int | None = Field(None, ge=2, le=10**15, exclude=True)
     "The same as vLLM counts them: with the null block, so one more."
+    kv_cache_memory_bytes: int | None = Field(None, ge=1, le=10**15)
+    "Bytes of KV memory of each GPU, instead of a share of its memory: 20G is 20 x 2^30."
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     "Share of each GPU's memory that vLLM may use, instead of the profile's."
     engine_version: str | None = None
@@ -244,7 +261,9 @@ class SimulationConfig(BaseModel):
 
         return below(from_vllm(text, given).settings, given)
 
-    @field_validator("max_model_len", "max_num_batched_tokens", mode="before")
+    @field_validator(
+        "max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes", mode="before"
+    )
     @classmethod
     def _human_integer(cls, given: object) -> object:
         """As vLLM takes it: 32k is 32,000, 32K is 32,768."""
@@ -276,8 +295,26 @@ class SimulationConfig(BaseModel):
                 raise ValueError("give a release of vLLM from 0.6.6 to 0.32, as 0.19")
         return text
 
+    def _take_ranks(self) -> None:
+        """Into the profile's name: runs and their files know nothing else."""
+        given = {name: vars(self)[name] for name in RANKS if vars(self)[name] is not None}
+        if not given:
+            return
+        from twinserve.profiles.names import with_ranks  # help and version need not load it
+
+        tp, pp, dp, ep = map(given.get, RANKS)
+        if dp is not None:
+            if self.from_vllm is not None:
+                raise ValueError("--data-parallel-size goes into the line of --from-vllm")
+            vars(self)["replicas"] = self.replicas * dp
+        vars(self)["profile"] = with_ranks(self.profile, tp, pp, dp, ep)
+        vars(self).update(dict.fromkeys(given))
+        self.model_fields_set.difference_update(given)
+        self.model_fields_set.update(["profile"] + ["replicas"] * (dp is not None))
+
     @model_validator(mode="after")
     def _no_contradictions(self) -> SimulationConfig:
+        self._take_ranks()
         if self.load is not None and (self.rate is not None or self.rate_scale is not None):
             other = "--rate" if self.rate is not None else "--rate-scale"
             raise ValueError(f"--load and {other} both set the arrival rate; give one of them")

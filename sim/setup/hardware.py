@@ -14,6 +14,7 @@ from twinserve.profiles.memory import (
     least_kv_tokens,
     with_blocks_of_log,
     with_fp8_kv,
+    with_kv_bytes,
     with_max_model_len,
     with_server_flags,
 )
@@ -163,6 +164,8 @@ def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, t
         profile = profile.model_copy(update={k: v for k, v in given.items() if v})
         share = config.gpu_memory_utilization
         profile, notices = with_blocks_of_log(profile, Path(config.kv_from_log), share)
+    elif config.kv_cache_memory_bytes is not None:
+        profile = with_kv_bytes(profile, config.kv_cache_memory_bytes, config.engine_version)
     elif config.num_blocks is None:
         profile = with_server_flags(
             profile,

@@ -35,10 +35,12 @@ SETTINGS: dict[Group, str] = {
     REQUESTS: "trace format columns seed raw_arrivals offline rate duration requests rate_scale "
     "load window cap_length pool client_timeout",
     OBJECTIVES: "slo",
-    HARDWARE: "as_model gpu profile step_times shared_prefix front_end pcie_contention cold_start",
+    HARDWARE: "as_model gpu profile tensor_parallel_size pipeline_parallel_size "
+    "data_parallel_size enable_expert_parallel step_times shared_prefix front_end "
+    "pcie_contention cold_start",
     MEMORY: "max_num_seqs max_num_batched_tokens max_model_len num_blocks num_gpu_blocks_override "
-    "block_tokens gpu_memory_utilization kv_cache_dtype engine_version enforce_eager "
-    "kv_from_log host_blocks "
+    "block_tokens kv_cache_memory_bytes gpu_memory_utilization kv_cache_dtype "
+    "engine_version enforce_eager kv_from_log host_blocks "
     "kv_offloading_size kv_offloading_backend kv_offloading_options",
     FLEETS: "replicas router fleet",
     FAILURES: "failures mttf mttr on_failure retries detection start_up",
@@ -52,6 +54,12 @@ VLLM_NAMES = {
     "prefix_caching": "enable_prefix_caching",
     "rate": "request_rate",
     "requests": "num_prompts",
+}
+SHORT = {
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "data_parallel_size": "-dp",
+    "enable_expert_parallel": "-ep",
 }
 
 
@@ -69,4 +77,6 @@ def grouped(model: Model) -> Model:
             field.metadata.append(Parameter(group=groups[name]))
         if name in VLLM_NAMES:
             field.metadata.append(Parameter(name=[flag(name), flag(VLLM_NAMES[name])]))
+        if name in SHORT:
+            field.metadata.append(Parameter(name=[flag(name), SHORT[name]]))
     return model

@@ -471,6 +471,14 @@ def test_a_plan_takes_what_a_server_states():
     assert "--enable-lora is not simulated" in lines[1]
 
 
+def test_bytes_of_kv_memory_win_over_a_share():
+    line = f"{_LINE} --kv-cache-memory-bytes 20G --gpu-memory-utilization 0.5"
+    found = from_vllm(line, {"gpu": "h100"})
+    assert found.settings["kv_cache_memory_bytes"] == 20 * 2**30
+    assert "gpu_memory_utilization" not in found.settings
+    assert "--kv-cache-memory-bytes is taken; whether weights" in found.warnings[0]
+
+
 def test_what_is_said_beside_a_server_wins():
     own = {"max_num_seqs": 1, "engine_version": "0.19"}
     model, settings, _ = stated(f"{_LINE} --max-num-seqs 64", "qwen3-8b", own)

@@ -23,9 +23,11 @@ from typing import NoReturn
 import pytest
 
 from tests.parameters import mostly_nightly
+from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli import main as cli
 from twinserve.sim.cli.meant import command_meant, option_meant
 from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.option_groups import SETTINGS, VLLM_NAMES, flag
 from twinserve.sim.setup.speculation import parse_speculation
 from twinserve.sim.sweep.combinations import read_grid
@@ -128,6 +130,18 @@ def settings_of(words: str) -> dict:
         ("--request-rate 3", {"rate": 3.0}),
         ("--num-prompts 30", {"requests": 30}),
         ("--seed 4", {"seed": 4}),
+        ("--max-model-len 32K", {"max_model_len": 32768}),
+        ("--max-num-batched-tokens 1.5k", {"max_num_batched_tokens": 1500}),
+        ("--kv-cache-memory-bytes 20G", {"kv_cache_memory_bytes": 20 * 2**30}),
+        ("-tp 2", {"profile": "llama-3.1-8b@h100:tp2"}),
+        (
+            "--profile qwen3-8b@h100 -tp=2 -pp 4 -dp 3",
+            {"profile": "qwen3-8b@h100:tp2:pp4", "replicas": 3},
+        ),
+        (
+            "--profile qwen3-30b-a3b@h100:tp2 -dp 2 -ep --replicas 3",
+            {"profile": "qwen3-30b-a3b@h100:tp2:dp2:ep", "replicas": 6},
+        ),
     ],
 )
 def test_a_name_of_vllm_is_taken_as_it_is(theirs, ours):
@@ -143,12 +157,22 @@ def test_names_of_vllm_may_vary_in_sweeps():
     ]
 
 
+def test_bytes_of_kv_memory_are_blocks():
+    """A block of Llama-3.1-8B has 2 MiB, of which each rank and each stage holds its part."""
+    config = SimulationConfig(profile="llama-3.1-8b@h100:tp4", kv_cache_memory_bytes="20G")
+    assert resolve_hardware(config).num_blocks == 20 * 2**30 // (2**21 // 4)
+    config = SimulationConfig(profile="llama-3.1-8b@h100:pp2", kv_cache_memory_bytes=2**30)
+    assert resolve_hardware(config).num_blocks == 2**30 // (2**21 // 2)
+    for size, said in ((10**12, "more than the"), (1000, "no KV memory")):
+        with pytest.raises(ProfileError, match=said):
+            resolve_hardware(SimulationConfig(kv_cache_memory_bytes=size))
+
+
 # -- what is meant ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        ("simulate --tp 2", "--profile (MODEL@GPU:tpN"),
-        ("simulate --tensor-parallel-size=2", "--profile (MODEL@GPU:tpN"),
+        ("simulate --tp 2", "--tensor-parallel-size?"),
         ("simulate --qps 3", "--rate?"),
         ("simulate --gpus h100", "--profile (MODEL@GPU)"),
         ("simulate --batch-size 3", "--max-num-seqs?"),
