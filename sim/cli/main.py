@@ -89,6 +89,10 @@ VERBS = {
         f"{_CLI}.compare:compare",
         "Compare simulated runs with measured ones, metric by metric, and say where they part.",
     ),
+    "check": (
+        f"{_CLI}.check:check",
+        "Predict a measured server at another rate, and say whether to believe it.",
+    ),
     "validate": (
         f"{_CLI}.validate:validate",
         "Run one workload simulated and live, policy by policy, and compare.",

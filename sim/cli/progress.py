@@ -134,6 +134,11 @@ class RunProgress:
         if self._due():
             self._show(done / max(total, 1), [f"{done:,} of {total:,} {what}"])
 
+    def simulations(self, done: int) -> None:
+        """Simulations of a search. How many it takes is not known before, so no time is left."""
+        if self._due():
+            self._show(done / (done + 100), [f"{done} simulations"], known=False)
+
     def part(self, share: float, text: str) -> None:
         """Anything else: how much of it is done, and what is being done."""
         if self._due():
@@ -157,10 +162,11 @@ class RunProgress:
         self._next = now + (_REFRESH_S if self._bar else _EVERY_S)
         return True
 
-    def _show(self, share: float, parts: list[str]) -> None:
+    def _show(self, share: float, parts: list[str], known: bool = True) -> None:
+        """known: whether the share says how long the rest takes."""
         share = min(max(share, 0.0), 1.0)
         ours = (share - self._from) / (1 - self._from) if self._from < 1 else 1.0
-        left = left_text(ours, self._elapsed_s())
+        left = left_text(ours, self._elapsed_s()) if known else ""
         if self._bar and self._task is not None:
             self.bar.update(self._task, completed=share, left=left, state=", ".join(parts))
         else:

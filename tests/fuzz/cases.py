@@ -186,9 +186,9 @@ def _odd_rows(rng: random.Random) -> Case:
         )
     )
     if rng.random() < 0.05:  # seconds each
-        command = "calibrate --from-serving FILE --profile llama-3.1-8b@h100 --out new.json"
+        command = "check FILE --profile llama-3.1-8b@h100 --at 2x"
     words = shlex.split(command.replace("FILE", "fuzzed.json"))
-    if tool == "csv" and command.startswith("calibrate"):
+    if tool == "csv" and command.startswith(("calibrate", "check")):
         tool = "vllm-bench"  # which knows its columns
     elif tool == "csv":
         words += ["--columns", COLUMNS]

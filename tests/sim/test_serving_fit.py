@@ -13,7 +13,6 @@ from tests.sim.benched import bench as vllm_bench_of
 from tests.sim.benched import queued
 from twinserve.profiles.front_end import load_front_end
 from twinserve.profiles.profile import load_profile
-from twinserve.sim.cli.calibrate_serving import queue_notices
 from twinserve.sim.cli.main import BAD_INPUT, main
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
@@ -21,6 +20,7 @@ from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin import serving_fit
 from twinserve.sim.twin.queues import queue_of, steady_stretch
 from twinserve.sim.twin.served import Served, of_run
+from twinserve.sim.twin.server_fit import queue_notices
 from twinserve.sim.twin.serving_fit import (
     AS_IT_IS,
     Fitted,

@@ -1,0 +1,99 @@
+"""`twinserve check`: a measured server at another rate. The "server" is a simulation of slower
+hardware, so that what it does at the other rate is known."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tests.sim.benched import bench
+from tests.sim.test_serving_fit import AS_IT_IS, PROFILE, SLOWER, load, served_by
+from twinserve.sim.cli.main import BAD_INPUT, main
+from twinserve.sim.twin import serving_fit
+from twinserve.sim.twin.served import of_run
+from twinserve.sim.twin.serving_fit import Fitted
+
+
+def check(capsys, *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["check", *words, "--quiet"])
+    said = capsys.readouterr()
+    return int(end.value.code or 0), said.out + said.err
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("check") / "bench.json"
+    path.write_text(bench(served_by(SLOWER, load(8, 60))))
+    return str(path)
+
+
+@pytest.mark.slow
+def test_what_the_server_does_at_twice_the_rate_is_in_the_range(file, capsys):
+    code, said = check(capsys, file, "--profile", PROFILE, "--at", "2x", "--json")
+    assert code == 0, said
+    found = json.loads(said)
+    assert found["verdict"].startswith("Believe the range, not the number: ")
+    assert "at 2x up to" in found["verdict"] and found["error"] < 0.05 < found["error_before"]
+    truth = of_run("truth", served_by(SLOWER, load(16, 60))).latencies
+    means = {row["metric"]: row for row in found["numbers"] if row["statistic"] == "mean"}
+    for metric in ("ttft", "tpot", "e2el"):
+        row, there = means[metric], float(np.nanmean(truth[metric]))
+        assert row["low"] <= there <= row["high"]
+        assert row["predicted"] == pytest.approx(there, rel=0.1)
+        assert row["measured"] < there  # a server with more to do is slower
+
+
+@pytest.mark.parametrize(
+    ("at", "error", "says"),
+    [
+        ("1x", 0.02, "Believe it for a load of this length: the simulation is 2.0% off on "),
+        ("1x", 0.02, "its batches are within those measured (up to"),
+        ("2", 0.02, "Believe the range, not the number: "),
+        ("1x", 0.3, "Do not believe it: the simulation is 30.0% off on "),
+    ],
+)
+def test_one_sentence_says_whether_to_believe_it(at, error, says, file, capsys, monkeypatch):
+    fitted = Fitted(AS_IT_IS, {}, error, error, 1)
+    monkeypatch.setattr(serving_fit, "fit", lambda loads, names, report: fitted)
+    code, said = check(capsys, file, "--profile", PROFILE, "--at", at)
+    assert code == 0 and says in said.splitlines()[0]
+    assert f"at {float(at.removesuffix('x')):g}x" in said.splitlines()[2]
+
+
+@pytest.mark.slow
+def test_latencies_that_no_term_explains_are_named(file, capsys, monkeypatch):
+    fitted = Fitted(AS_IT_IS, {}, 0.02, 0.02, 1)
+    monkeypatch.setattr(serving_fit, "fit", lambda loads, names, report: fitted)
+    code, said = check(capsys, file, "--profile", "llama-3.1-8b@a100")
+    assert code == 0 and re.search(r"; not its TPOT, \d+% off at the measured rate", said)
+
+
+def test_too_much_is_said_and_can_be_believed(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "bench.json"
+    trace = "vllm:request_rate=2,num_prompts=300,random_input_len=200,random_output_len=20"
+    path.write_text(bench(served_by(AS_IT_IS, trace)))
+    fitted = Fitted(AS_IT_IS, {}, 0.02, 0.02, 1)
+    monkeypatch.setattr(serving_fit, "fit", lambda loads, names, report: fitted)
+    words = (str(path), "--profile", PROFILE, "--max-num-seqs", "1")
+    code, said = check(capsys, *words, "--at", "12x")
+    assert code == 0 and said.startswith("Believe that 12x is too much: saturated: 2")
+    code, said = check(capsys, *words, "--at", "1x")
+    assert code == 0 and "the server keeps up at 1x" in said.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "--profile is needed"),
+        (["--profile", PROFILE, "--at", "twice"], "--at twice: give a factor on the measured rate"),
+        (["--profile", PROFILE, "--at", "0x"], "--at 0x: give a factor"),
+        (["--profile", "nobody@h100"], "nobody"),
+    ],
+)
+def test_bad_input_is_one_line(words, says, file, capsys):
+    code, said = check(capsys, file, *words)
+    assert code == BAD_INPUT and says in said and said.count("\n") == 1
