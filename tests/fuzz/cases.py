@@ -77,6 +77,7 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"reroute {RECORD} --json", ("router", "age", "interval")),
     ("route --worker nosuch", ("kv-events", "router", "profile", "record", "port", "retries")),
     (f"compare {RUN} {BENCH} --out new", ("format", "columns", "metrics-every", "out")),
+    (f"check {BENCH} --profile llama-3.1-8b@h100", ("at", "profile", "config", "num-blocks")),
     *((listing, ("json",)) for listing in ("gpus", "models", "policies", "profiles list")),
 )
 # What reads a file, FILE; and good content to damage.
@@ -186,7 +187,12 @@ def _odd_rows(rng: random.Random) -> Case:
         )
     )
     if rng.random() < 0.05:  # seconds each
-        command = "check FILE --profile llama-3.1-8b@h100 --at 2x"
+        command = rng.choice(
+            (
+                "calibrate --from-serving FILE --profile llama-3.1-8b@h100 --out new.json",
+                "check FILE --profile llama-3.1-8b@h100 --at 2x -q",
+            )
+        )
     words = shlex.split(command.replace("FILE", "fuzzed.json"))
     if tool == "csv" and command.startswith(("calibrate", "check")):
         tool = "vllm-bench"  # which knows its columns
