@@ -3,24 +3,15 @@ x, > 50 %, 90 %."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
 from twinserve.experiments.echo import causes
 from twinserve.experiments.echo.points import ALONE, BS_512, PARTS, PRINTED, SHORT
 from twinserve.experiments.echo.runs import AIM, LADDER
-from twinserve.experiments.study.verdict import (
-    Claim,
-    Verdict,
-    judge,
-    judge_bound,
-    judge_direction,
-    worst,
-)
-from twinserve.sim.sweep.statistics import shown
+from twinserve.experiments.study.claims import Number, Row, most, rows_of
+from twinserve.experiments.study.verdict import Claim, Verdict, worst
 
 BS, BS_E, BS_E_S, ECHO = LADDER
 BELIEFS = {
@@ -30,196 +21,236 @@ BELIEFS = {
     "perfect": "exact step times, slo=gap",
 }
 SPEEDUP, HIT_RATE, PEAK_OVER_TROUGH, COVERED = 3.3, 0.786, 6.0, 0.95
+UP_TO = f"up to x {SPEEDUP:g}"
+KEEPING = f"{UP_TO}, objectives kept"
 NO_STEP = 0.02  # a change of throughput that is none
 NO_DROP = 0.05  # of a hit rate
 
 
-def _text(row: pd.Series, column: str, factor: float = 1.0, unit: str = "") -> str:
-    return shown(factor * row[column], factor * row[f"{column}_ci"]) + unit
+def _per_cent(share: Number) -> str:
+    return f"{100 * share} %"
 
 
-def _keeping(row: Mapping) -> Verdict:
+def _keeping(row: Row) -> Verdict:
     """What x 3.3 with the online objectives kept is: both."""
-    kept = judge_bound(row["attainment"] - AIM, row["attainment_ci"])
-    return worst(kept, judge(row["speedup"], row["speedup_ci"], SPEEDUP, 1.0))
+    return worst(row.attainment.above(AIM), row.speedup.beside(SPEEDUP, 1.0))
 
 
 def day_claims(table: pd.DataFrame) -> list[Claim]:
-    row = table.iloc[0]
-    verdict = judge(row.ratio, row.ratio_ci, PEAK_OVER_TROUGH, 1.0)
+    ratio = rows_of(table)[0].ratio
     what = (
         "requests from 12:00 to 14:00 over those from 4:00 to 6:00 (the generator's shape is "
         "the paper's)"
     )
-    return [
-        Claim.judged("Fig. 2", what, "about x 6", f"x {_text(row, 'ratio')}", verdict, causes.DAY)
-    ]
+    verdict = ratio.beside(PEAK_OVER_TROUGH, 1.0)
+    return [Claim.judged("Fig. 2", what, "about x 6", f"x {ratio}", verdict, causes.DAY)]
 
 
+# -- Fig. 6 ----------------------------------------------------------------------------------------
 def throughput_claims(table: pd.DataFrame) -> list[Claim]:
     found = []
     for estimator, said in BELIEFS.items():
         mine = table[table.estimator == estimator]
         if mine.empty:
             continue
-        echo = mine[mine.policy == ECHO]
-        among = echo[echo.attainment >= AIM] if (echo.attainment >= AIM).any() else echo
-        best = among.loc[among.speedup.idxmax()]
-        ours = (
-            f"x {_text(best, 'speedup')} ({best.pool}); online objectives kept by "
-            f"{_text(best, 'attainment', 100, ' %')}"
-        )
+        echo = rows_of(mine, policy=ECHO)
+        best = most([row for row in echo if row.attainment.mean >= AIM] or echo, "speedup")
+        kept = f"online objectives kept by {_per_cent(best.attainment)}"
+        ours = f"x {best.speedup} ({best.pool}); {kept}"
         what = (
             "offline tokens/s, Echo over BS: the most with online objectives kept (if there "
             f"is one); {said}"
         )
-        found.append(
-            Claim.judged(
-                "Fig. 6",
-                what,
-                f"up to x {SPEEDUP:g}",
-                ours,
-                _keeping(best),
-                causes.SPEEDUP[estimator],
-            )
-        )
-        found += _over_512(best, said)
+        why = causes.SPEEDUP[estimator]
+        found.append(Claim.judged("Fig. 6", what, UP_TO, ours, _keeping(best), why))
+        if best.speedup_512.known:  # BS as an engine of the paper's time ran it
+            verdict = best.speedup_512.beside(SPEEDUP, 1.0)
+            what = f"the same over BS with 512 tokens a step; {said}"
+            ours = f"x {best.speedup_512} ({best.pool})"
+            found.append(Claim.judged("Fig. 6", what, UP_TO, ours, verdict, causes.BS_512))
         for pool, part in mine.groupby("pool", sort=False):
-            rows = part.set_index("policy")
-            found += _rungs(rows, f"{pool}; {said}")
+            found += _rungs({row.policy: row for row in rows_of(part)}, f"{pool}; {said}")
     return found
 
 
-def _over_512(best: pd.Series, said: str) -> list[Claim]:
-    """The same over a BS that runs as an engine of the paper's time did."""
-    if not np.isfinite(best.speedup_512):
-        return []
-    verdict = judge(best.speedup_512, best.speedup_512_ci, SPEEDUP, 1.0)
-    what = f"the same over BS with 512 tokens a step; {said}"
-    ours = f"x {_text(best, 'speedup_512')} ({best.pool})"
-    return [Claim.judged("Fig. 6", what, f"up to x {SPEEDUP:g}", ours, verdict, causes.BS_512)]
+def _slightly_below(ratio: Number) -> Verdict:
+    verdict = ratio.below(1)
+    return "direction only" if verdict == "agrees" and ratio.mean < 0.9 else verdict
 
 
-def _slightly_below(ratio: float, half: float) -> Verdict:
-    verdict = judge_bound(1 - ratio, half)
-    return "direction only" if verdict == "agrees" and ratio < 0.9 else verdict
-
-
-def _rungs(rows: pd.DataFrame, setting: str) -> list[Claim]:
+def _rungs(rows: dict[str, Row], setting: str) -> list[Claim]:
     """The order of the ladder in one setting, as far as its rungs were run."""
-    if BS_E not in rows.index:
+    if BS_E not in rows:
         return []
-    found = []
-    e, above = rows.loc[BS_E], rows.loc[[BS_E_S, ECHO]]
-    verdict = _slightly_below(e.speedup, e.speedup_ci)
+    e, *above = (rows[policy] for policy in LADDER[1:])
     what = f"offline tokens/s, BS+E over BS, {setting}"
-    found.append(
-        Claim.judged(
-            "Fig. 6", what, "slightly below 1", f"x {_text(e, 'speedup')}", verdict, causes.E
-        )
-    )
-    if np.isfinite(e.speedup_512):
-        what, ours = f"{what}, BS with 512 tokens a step", f"x {_text(e, 'speedup_512')}"
-        verdict = _slightly_below(e.speedup_512, e.speedup_512_ci)
-        found.append(Claim.judged("Fig. 6", what, "slightly below 1", ours, verdict, causes.E_512))
-    verdict = worst(
-        *(judge_bound(row.step - 1 - NO_STEP, row.step_ci) for row in above.itertuples())
-    )
-    texts = [f"x {_text(row, 'speedup')}" for _, row in rows.loc[[BS_E, BS_E_S, ECHO]].iterrows()]
-    steps = [f"x {_text(row, 'step')}" for _, row in above.iterrows()]
-    ours = f"{', '.join(texts)}; seed by seed {', '.join(steps)} over the one before"
+    over = [(what, e.speedup, causes.E)]
+    if e.speedup_512.known:
+        over.append((f"{what}, BS with 512 tokens a step", e.speedup_512, causes.E_512))
+    found = [
+        Claim.judged("Fig. 6", what, "slightly below 1", f"x {by}", _slightly_below(by), why)
+        for what, by, why in over
+    ]
+    verdict = worst(*((row.step - 1).above(NO_STEP) for row in above))
+    texts = ", ".join(f"x {row.speedup}" for row in (e, *above))
+    steps = ", ".join(f"x {row.step}" for row in above)
+    ours = f"{texts}; seed by seed {steps} over the one before"
     why = causes.NO_SHARING if setting.startswith("sharegpt") else causes.M
     what = f"BS+E, BS+E+S, Echo over BS, {setting}"
     found.append(Claim.judged("Fig. 6", what, "each more than the one before", ours, verdict, why))
     return found
 
 
+def cache_claims(table: pd.DataFrame) -> list[Claim]:
+    """M of Figs. 6 and 9, in parts, in settings of ours."""
+    found = []
+    for row in rows_of(table):
+        if row.part == PARTS[0]:
+            what = (
+                "hit rate of the trough over that of the peak with an LRU cache, 12 "
+                f"documents, {row.order}"
+            )
+            ours, verdict = f"{100 * row.drop} points", row.drop.above(NO_DROP)
+            why = causes.LRU[row.order]
+            found.append(Claim.judged("Fig. 9", what, "drops", ours, verdict, why))
+            continue
+        ours = f"x {row.gain} (hit rate {100 * row.more_hits} points higher)"
+        said = "M's eviction order" + ("" if row.part == PARTS[1] else " and threshold")
+        what = f"offline tokens/s, {said} over an LRU cache, 12 documents, {row.order}"
+        verdict, why = (row.gain - 1).above(NO_STEP), causes.CACHE[row.order]
+        found.append(Claim.judged("Fig. 6", what, "more", ours, verdict, why))
+    return found
+
+
+def sharing_claims(table: pd.DataFrame) -> list[Claim]:
+    """x3.3 where decodes on one document read it once."""
+    return [
+        Claim.judged(
+            "Fig. 6",
+            f"{row.policy} over BS, {row.pool}, a document is read once for its decodes",
+            KEEPING,
+            f"x {row.speedup}, kept by {_per_cent(row.attainment)}; x {row.gain} of {row.policy} "
+            "with attention that reads a document for each",
+            _keeping(row),
+            causes.SHARED,
+        )
+        for row in rows_of(table[table.policy != "BS"], shared_prefix=True)
+    ]
+
+
+def setting_claims(table: pd.DataFrame) -> list[Claim]:
+    """Each variant stands beside x3.3 with the objectives kept; it is labelled, none is a
+    default."""
+    return [
+        Claim.judged(
+            "Fig. 6",
+            f"Echo over BS, {SHORT}, {row.change}",
+            KEEPING,
+            f"x {row.speedup} (requests: x {row.speedup_rps}), kept by "
+            f"{_per_cent(row.attainment)}, as printed (TTFT + i TPOT) by {_per_cent(row.in_time)}",
+            _keeping(row),
+            causes.SETTINGS[row.change],
+            False,
+        )
+        for row in rows_of(table, policy=ECHO)
+    ]
+
+
+# -- Fig. 7 ----------------------------------------------------------------------------------------
 def latency_claims(table: pd.DataFrame) -> list[Claim]:
     found = []
-    medians = table[table["quantile"] == 0.5]
     for estimator, said in BELIEFS.items():
-        rows = medians[medians.estimator == estimator].set_index("policy")
+        rows = {row.policy: row for row in rows_of(table, quantile=0.5, estimator=estimator)}
         for policy in (BS_E, BS_E_S, ECHO, PRINTED):
-            if policy not in rows.index:
-                continue
-            row = rows.loc[policy]
-            texts = [
-                _text(row, name, 100, " %")
-                for name in ("ttft_attainment", "tpot_attainment", "in_time")
-            ]
-            what = f"online requests within 1 s and 50 ms (mean TPOT), {policy}, {SHORT}; {said}"
-            ours = f"TTFT {texts[0]}, TPOT {texts[1]}; last token within TTFT + i TPOT {texts[2]}"
-            verdict = judge_bound(row.attainment - AIM, row.attainment_ci)
-            found.append(
-                Claim.judged(
-                    "Fig. 7",
-                    what,
-                    "at least 90 %",
-                    ours,
-                    verdict,
-                    causes.TPOT[PRINTED if policy == PRINTED else estimator],
-                    False,
-                )
-            )
-        if {BS, ECHO} <= set(rows.index):
-            others = rows.drop([BS, BS_512, PRINTED, ALONE], errors="ignore")
-            verdict = worst(
-                *(
-                    judge_direction(row.ttft_more, row.ttft_more_ci, whole=rows.ttft_s[BS])
-                    for row in others.itertuples()
-                )
-            )
-            said_ours = ", ".join(
-                f"{name} {_text(row, 'ttft_s', 1000, ' ms')}" for name, row in rows.iterrows()
-            )
+            if policy in rows:
+                found.append(_in_time(rows[policy], estimator))
+        if {BS, ECHO} <= set(rows):
+            lowest = rows[BS].ttft_s.mean
+            others = [rows[name] for name in rows if name not in (BS, BS_512, PRINTED, ALONE)]
+            verdict = worst(*(row.ttft_more.more(whole=lowest) for row in others))
+            ours = ", ".join(f"{name} {1000 * row.ttft_s} ms" for name, row in rows.items())
             what = f"median TTFT, BS is lowest, {SHORT}; {said}"
-            found.append(Claim.judged("Fig. 7", what, "lowest", said_ours, verdict, causes.TTFT))
+            found.append(Claim.judged("Fig. 7", what, "lowest", ours, verdict, causes.TTFT))
     return found
 
 
-def opposite_claims(table: pd.DataFrame) -> list[Claim]:
-    found = []
-    for row in table[table.policy == ECHO].to_dict("records"):
-        verdict = judge_bound(-row["correlation"], row["correlation_ci"])
-        texts = [
-            shown(row[name], row[f"{name}_ci"], 2) for name in ("correlation", "correlation_used")
-        ]
-        said = BELIEFS[row["estimator"]]
-        what = f"correlation of active online and offline requests over the day, {said}"
-        ours = f"{texts[0]} (of their memory: {texts[1]})"
-        found.append(
-            Claim.judged("Fig. 8", what, "opposite directions", ours, verdict, causes.OPPOSITE)
+def _in_time(row: Row, estimator: str) -> Claim:
+    what = f"online requests within 1 s and 50 ms (mean TPOT), {row.policy}, {SHORT}; "
+    ours = (
+        f"TTFT {_per_cent(row.ttft_attainment)}, TPOT {_per_cent(row.tpot_attainment)}; last "
+        f"token within TTFT + i TPOT {_per_cent(row.in_time)}"
+    )
+    why = causes.TPOT[PRINTED if row.policy == PRINTED else estimator]
+    verdict, what = row.attainment.above(AIM), what + BELIEFS[estimator]
+    return Claim.judged("Fig. 7", what, "at least 90 %", ours, verdict, why, False)
+
+
+def busiest_claims(table: pd.DataFrame) -> list[Claim]:
+    return [
+        Claim.judged(
+            "Fig. 7",
+            f"online requests within 1 s and 50 ms around the busiest minutes, {row.policy}",
+            "at least 90 %",
+            f"{_per_cent(row.attainment)}; those that miss are {_per_cent(row.missed)} of the "
+            "day's",
+            row.attainment.above(AIM),
+            causes.BUSY,
+            False,
         )
-    return found
+        for row in rows_of(table[table.policy != ALONE])
+    ]
+
+
+# -- Figs. 8 to 10 ---------------------------------------------------------------------------------
+def opposite_claims(table: pd.DataFrame) -> list[Claim]:
+    return [
+        Claim.judged(
+            "Fig. 8",
+            "correlation of active online and offline requests over the day, "
+            f"{BELIEFS[row.estimator]}",
+            "opposite directions",
+            f"{row.correlation:2} (of their memory: {row.correlation_used:2})",
+            row.correlation.below(),
+            causes.OPPOSITE,
+        )
+        for row in rows_of(table, policy=ECHO)
+    ]
 
 
 def hit_claims(table: pd.DataFrame) -> list[Claim]:
     found = []
-    for _, row in table.iterrows():
-        setting = f"{row.policy}, {BELIEFS[row['estimator']]}"
-        if row.policy == ECHO:
-            verdict = judge(row.hit_rate, row.hit_rate_ci, HIT_RATE, None)
+    for row in rows_of(table):
+        setting, stable = f"{row.policy}, {BELIEFS[row.estimator]}", row.policy == ECHO
+        if stable:
             what = f"prefix hit rate of offline prompts, {SHORT}, {setting}"
-            ours = _text(row, "hit_rate", 100, " %")
-            found.append(
-                Claim.judged("Fig. 9", what, f"{HIT_RATE:.1%}", ours, verdict, causes.HITS, False)
-            )
-        if not np.isfinite(row["drop"]):  # nothing offline was begun in one of them
+            verdict, ours = row.hit_rate.beside(HIT_RATE), _per_cent(row.hit_rate)
+            printed = f"{HIT_RATE:.1%}"
+            found.append(Claim.judged("Fig. 9", what, printed, ours, verdict, causes.HITS, False))
+        if not row.drop.known:  # nothing offline was begun in one of them
             continue
-        ours = (
-            f"trough {_text(row, 'hit_rate_trough', 100, ' %')}, peak "
-            f"{_text(row, 'hit_rate_peak', 100, ' %')}"
-        )
-        stable = row.policy == ECHO
-        effect = NO_DROP - abs(row["drop"]) if stable else row["drop"] - NO_DROP
-        verdict = judge_bound(effect, row.drop_ci)
-        what = f"hit rate through the online peak, {setting}"
-        found.append(
-            Claim.judged(
-                "Fig. 9", what, "stable" if stable else "drops", ours, verdict, causes.PEAK, False
-            )
-        )
+        trough, peak = _per_cent(row.hit_rate_trough), _per_cent(row.hit_rate_peak)
+        verdict = abs(row.drop).below(NO_DROP) if stable else row.drop.above(NO_DROP)
+        what, printed = f"hit rate through the online peak, {setting}", ("drops", "stable")[stable]
+        ours = f"trough {trough}, peak {peak}"
+        found.append(Claim.judged("Fig. 9", what, printed, ours, verdict, causes.PEAK, False))
     return found
+
+
+def occupied_claims(table: pd.DataFrame) -> list[Claim]:
+    return [
+        Claim.judged(
+            "Fig. 10",
+            "iterations with more than half of the memory occupied by running requests, "
+            f"Echo, {BELIEFS[row.estimator]}",
+            "most",
+            f"{_per_cent(row.half_full)} (free: online {_per_cent(row.online_cached)}, offline "
+            f"{_per_cent(row.offline_cached)} of the memory)",
+            row.half_full.above(0.5),
+            causes.OCCUPIED,
+            False,
+        )
+        for row in rows_of(table, policy=ECHO)
+    ]
 
 
 def whole_day_claims(table: pd.DataFrame) -> list[Claim]:
@@ -231,157 +262,43 @@ def whole_day_claims(table: pd.DataFrame) -> list[Claim]:
     ]
 
 
-def cache_claims(table: pd.DataFrame) -> list[Claim]:
-    """M of Figs. 6 and 9, in parts, in settings of ours."""
-    found = []
-    for row in table.to_dict("records"):
-        if row["part"] == PARTS[0]:
-            ours = f"{shown(100 * row['drop'], 100 * row['drop_ci'])} points"
-            verdict = judge_bound(row["drop"] - NO_DROP, row["drop_ci"])
-            what = (
-                "hit rate of the trough over that of the peak with an LRU cache, 12 "
-                f"documents, {row['order']}"
-            )
-            found.append(
-                Claim.judged("Fig. 9", what, "drops", ours, verdict, causes.LRU[row["order"]])
-            )
-            continue
-        more = f"{shown(100 * row['more_hits'], 100 * row['more_hits_ci'])} points"
-        ours = f"x {shown(row['gain'], row['gain_ci'])} (hit rate {more} higher)"
-        verdict = judge_bound(row["gain"] - 1 - NO_STEP, row["gain_ci"])
-        said = (
-            "M's eviction order" if row["part"] == PARTS[1] else "M's eviction order and threshold"
-        )
-        what = f"offline tokens/s, {said} over an LRU cache, 12 documents, {row['order']}"
-        found.append(
-            Claim.judged("Fig. 6", what, "more", ours, verdict, causes.CACHE[row["order"]])
-        )
-    return found
-
-
-def occupied_claims(table: pd.DataFrame) -> list[Claim]:
-    found = []
-    for row in table[table.policy == ECHO].to_dict("records"):
-        texts = {
-            n: f"{shown(100 * row[n], 100 * row[f'{n}_ci'])} %"
-            for n in ("half_full", "online_cached", "offline_cached")
-        }
-        verdict = judge_bound(row["half_full"] - 0.5, row["half_full_ci"])
-        what = (
-            "iterations with more than half of the memory occupied by running requests, "
-            f"Echo, {BELIEFS[row['estimator']]}"
-        )
-        ours = (
-            f"{texts['half_full']} (free: online {texts['online_cached']}, offline "
-            f"{texts['offline_cached']} of the memory)"
-        )
-        found.append(Claim.judged("Fig. 10", what, "most", ours, verdict, causes.OCCUPIED, False))
-    return found
-
-
-def busiest_claims(table: pd.DataFrame) -> list[Claim]:
-    found = []
-    for row in table[table.policy != ALONE].to_dict("records"):
-        kept, missed = (
-            shown(100 * row[name], 100 * row[f"{name}_ci"]) for name in ("attainment", "missed")
-        )
-        verdict = judge_bound(row["attainment"] - AIM, row["attainment_ci"])
-        what = f"online requests within 1 s and 50 ms around the busiest minutes, {row['policy']}"
-        ours = f"{kept} %; those that miss are {missed} % of the day's"
-        found.append(
-            Claim.judged("Fig. 7", what, "at least 90 %", ours, verdict, causes.BUSY, False)
-        )
-    return found
-
-
+# -- Fig. 11 and Sec. 5.3 --------------------------------------------------------------------------
 def arrival_claims(table: pd.DataFrame) -> list[Claim]:
     found = []
-    for row in table.to_dict("records"):
-        texts = {
-            n: f"{shown(100 * row[n], 100 * row[f'{n}_ci'])} %" for n in ("error", "above_high")
-        }
-        sign = judge_bound(row["correlation"], row["correlation_ci"])
-        close = (
-            "agrees"
-            if judge_bound(row["correlation"] - 0.9, row["correlation_ci"]) == "agrees"
-            else "direction only"
-        )
-        verdict = close if sign == "agrees" else sign
-        what = (
-            "arrivals a minute follow the mean of the last 15 minutes (correlation), bursts "
-            f"{row['burstiness']:g}"
-        )
-        ours = f"{shown(row['correlation'], row['correlation_ci'])}; mean error {texts['error']}"
-        found.append(Claim.judged("Fig. 11", what, "curves", ours, verdict, causes.ARRIVALS, False))
-        verdict = judge(1 - row["above_high"], row["above_high_ci"], COVERED, None)
-        what = f"minutes within mean + 2 deviations, bursts {row['burstiness']:g}"
-        ours = f"{shown(100 - 100 * row['above_high'], 100 * row['above_high_ci'])} %"
-        found.append(
-            Claim.judged(
-                "Fig. 11",
-                what,
+    for row in rows_of(table):
+        bursts, follows = f"bursts {row.burstiness:g}", row.correlation.above()
+        close = "agrees" if row.correlation.above(0.9) == "agrees" else "direction only"
+        within = 1 - row.above_high
+        claims = (
+            (
+                f"arrivals a minute follow the mean of the last 15 minutes (correlation), {bursts}",
+                "curves",
+                f"{row.correlation}; mean error {_per_cent(row.error)}",
+                close if follows == "agrees" else follows,
+            ),
+            (
+                f"minutes within mean + 2 deviations, {bursts}",
                 "curves; 95 % of a normal distribution",
-                ours,
-                verdict,
-                causes.ARRIVALS,
-                False,
-            )
+                _per_cent(within),
+                within.beside(COVERED),
+            ),
         )
+        found += [Claim.judged("Fig. 11", *claim, causes.ARRIVALS, False) for claim in claims]
     return found
 
 
 def memory_claims(table: pd.DataFrame) -> list[Claim]:
-    found = []
-    for row in table.to_dict("records"):
-        covered, half = 1 - row["exceeded"], row["exceeded_ci"]
-        verdict = judge(covered, half, COVERED, None)
-        what = (
+    return [
+        Claim.judged(
+            "Sec. 5.3",
             "seconds in which online requests hold no more than mu + 2 sigma of "
-            f"{row['history_s'] / 60:g} minutes, {row['tide']} tide, bursts {row['burstiness']:g}"
+            f"{row.history_s / 60:g} minutes, {row.tide} tide, bursts {row.burstiness:g}",
+            "95 %",
+            f"{_per_cent(1 - row.exceeded)} (kept for nothing: {100 * row.spare.mean:.2g} % of "
+            "the memory)",
+            (1 - row.exceeded).beside(COVERED),
+            causes.MEMORY[row.tide],
+            False,
         )
-        ours = (
-            f"{shown(100 * covered, 100 * half)} % (kept for nothing: "
-            f"{100 * row['spare']:.2g} % of the memory)"
-        )
-        why = causes.MEMORY[row["tide"]]
-        found.append(Claim.judged("Sec. 5.3", what, "95 %", ours, verdict, why, False))
-    return found
-
-
-def sharing_claims(table: pd.DataFrame) -> list[Claim]:
-    """x3.3 where decodes on one document read it once."""
-    found = []
-    for row in table[table.shared_prefix & (table.policy != "BS")].to_dict("records"):
-        texts = {n: shown(row[n], row[f"{n}_ci"]) for n in ("speedup", "gain")}
-        kept = shown(100 * row["attainment"], 100 * row["attainment_ci"])
-        ours = (
-            f"x {texts['speedup']}, kept by {kept} %; x {texts['gain']} of {row['policy']} with "
-            "attention that reads a document for each"
-        )
-        what = f"{row['policy']} over BS, {row['pool']}, a document is read once for its decodes"
-        verdict, paper = _keeping(row), f"up to x {SPEEDUP:g}, objectives kept"
-        found.append(Claim.judged("Fig. 6", what, paper, ours, verdict, causes.SHARED))
-    return found
-
-
-def setting_claims(table: pd.DataFrame) -> list[Claim]:
-    """Each variant stands beside x3.3 with the objectives kept; it is labelled, none is a
-    default."""
-    found = []
-    for row in table[table.policy == ECHO].to_dict("records"):
-        texts = {n: shown(row[n], row[f"{n}_ci"]) for n in ("speedup", "speedup_rps")}
-        kept, in_time = (
-            shown(100 * row[name], 100 * row[f"{name}_ci"]) for name in ("attainment", "in_time")
-        )
-        ours = (
-            f"x {texts['speedup']} (requests: x {texts['speedup_rps']}), kept by {kept} %, as "
-            f"printed (TTFT + i TPOT) by {in_time} %"
-        )
-        what = f"Echo over BS, {SHORT}, {row['change']}"
-        paper = f"up to x {SPEEDUP:g}, objectives kept"
-        found.append(
-            Claim.judged(
-                "Fig. 6", what, paper, ours, _keeping(row), causes.SETTINGS[row["change"]], False
-            )
-        )
-    return found
+        for row in rows_of(table)
+    ]

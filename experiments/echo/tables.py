@@ -3,128 +3,87 @@ seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.echo.points import ALONE, BS_512, PARTS, PRINTED
+from twinserve.experiments.echo.points import ALONE, BS, BS_512, PARTS, PRINTED
 from twinserve.experiments.echo.runs import LADDER, PEAK, QUANTILES, TROUGH
+from twinserve.experiments.study.curves import one_seed
+from twinserve.experiments.study.tables import Against, Table
 from twinserve.sim.sweep.statistics import over_seeds
 
-RATES = ("offline_tps", "offline_rps")
 ONLINE = ("attainment", "ttft_attainment", "tpot_attainment", "in_time")
-SHOWN = (
-    *RATES,
-    *ONLINE,
-    "hit_rate",
-    "occupied",
-    "recomputes",
-    "left",
-    "step_ms",
-    "ttft_q50",
-    "tpot_q50",
+SHOWN = ("offline_tps", "offline_rps", *ONLINE, "hit_rate", "occupied", "recomputes", "left")
+SHOWN += ("step_ms", "ttft_q50", "tpot_q50")
+TOKENS = ("offline_tps", "ratio")
+
+
+def beside_bs(*pair: str) -> Table:
+    """The offline throughput over that of BS in the same setting: in tokens, prompt and output, of
+    requests that ended (`speedup`), and in requests (`speedup_rps`); and in tokens over that of the
+    rung below (`step`) and over that of BS with 512 tokens a step (`speedup_512`)."""
+    over_bs = {"speedup": TOKENS, "speedup_rps": ("offline_rps", "ratio")}
+    below = {"policy": {rung: below for below, rung in pairwise(LADDER)}}
+    beliefs = [name for name in pair if name != "estimator"]
+    return Table(
+        (*pair, "policy"),
+        (*SHOWN, *over_bs, "step", "speedup_512"),
+        over_bs,
+        {"policy": BS},
+        pair,
+        also=(
+            Against({"step": TOKENS}, below, pair),
+            Against({"speedup_512": TOKENS}, {"policy": BS_512}, beliefs),
+        ),
+    )
+
+
+# ttft_more: of TTFT, more than under BS with the same seed
+QUANTILE = ("estimator", "policy", "quantile")
+OF_QUANTILES = Table(
+    QUANTILE,
+    ("ttft_s", "tpot_s", "ttft_more", *ONLINE),
+    {"ttft_more": ("ttft_s", "difference")},
+    {"policy": BS},
+    ("estimator", "quantile"),
 )
-GAINS = ("speedup", "speedup_rps", "step")
+# Parts of M. gain: offline tokens/s over those with an LRU cache and the same requests; more_hits:
+# the hit rate above its; drop: the hit rate of the trough less that of the peak.
 CACHE = ("offline_tps", "hit_rate", "drop", "attainment", "recomputes")
-
-
-def _of(points: pd.DataFrame, policy: str, key: Sequence[str], value: str) -> np.ndarray:
-    """For each row what `policy` has for `value` in the same setting and with the same seed; nan
-    where it was not run."""
-    theirs = points[points.policy == policy].set_index(list(key))[value]
-    return _reindexed(theirs, points, key)
-
-
-def _reindexed(theirs: pd.Series, points: pd.DataFrame, key: Sequence[str]) -> np.ndarray:
-    return theirs.reindex(pd.MultiIndex.from_frame(points[list(key)])).to_numpy()
-
-
-def beside_bs(by: Sequence[str]) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """Means over seeds, and seed by seed the offline throughput over that of BS in the same
-    setting: in tokens, prompt and output, of requests that ended (`speedup`), and in requests
-    (`speedup_rps`); and in tokens over that of the rung below (`step`) and over that of BS with 512
-    tokens a step (`speedup_512`); nan where these were not run."""
-
-    def table(points: pd.DataFrame) -> pd.DataFrame:
-        key = [name for name in by if name != "policy"] + ["seed"]
-        gains = {
-            g: points[r] / _of(points, LADDER[0], key, r)
-            for g, r in zip(GAINS, RATES, strict=False)
-        }
-        step = pd.Series(float("nan"), points.index)
-        for below, rung in pairwise(LADDER):
-            step = step.mask(
-                points.policy == rung, points.offline_tps / _of(points, below, key, "offline_tps")
-            )
-        beside = [name for name in key if name != "estimator"]
-        over_512 = points.offline_tps / _of(points, BS_512, beside, "offline_tps")
-        gained = points.assign(**gains, step=step, speedup_512=over_512)
-        return over_seeds(gained, list(by), [*SHOWN, *GAINS, "speedup_512"])
-
-    return table
+BESIDE_LRU = Table(
+    ("order", "part"),
+    (*CACHE, "hit_rate_trough", "hit_rate_peak", "gain", "more_hits"),
+    {"gain": TOKENS, "more_hits": ("hit_rate", "difference")},
+    {"part": PARTS[0]},
+    ("order",),
+    derived={"drop": lambda runs: runs.hit_rate_trough - runs.hit_rate_peak},
+)
+# Offline tokens/s over those without attention that reads shared prefixes once (`gain`), and over
+# those of BS with the same attention (`speedup`).
+BESIDE_EACH = Table(
+    ("pool", "policy", "shared_prefix"),
+    ("offline_tps", "gain", "speedup", *ONLINE, "hit_rate", "step_ms"),
+    {"gain": TOKENS},
+    {"shared_prefix": False},
+    ("pool", "policy"),
+    also=(Against({"speedup": TOKENS}, {"policy": "BS"}, ("pool", "shared_prefix")),),
+)
 
 
 def quantiles(points: pd.DataFrame) -> pd.DataFrame:
-    """A row for each quantile of TTFT and mean TPOT of the online requests, seconds; `ttft_more`:
-    of TTFT, more than under BS with the same seed."""
-    found = []
-    for q in QUANTILES:
-        name = round(100 * q)
-        here = points.assign(
-            quantile=q, ttft_s=points[f"ttft_q{name}"], tpot_s=points[f"tpot_q{name}"]
-        )
-        here["ttft_more"] = here.ttft_s - _of(here, LADDER[0], ["estimator", "seed"], "ttft_s")
-        found.append(
-            over_seeds(
-                here,
-                ["estimator", "policy", "quantile"],
-                ["ttft_s", "tpot_s", "ttft_more", *ONLINE],
-            )
-        )
-    joined = pd.concat(found, ignore_index=True)
+    """A row for each quantile of TTFT and mean TPOT of the online requests, seconds."""
+    times = [
+        points.assign(quantile=q, ttft_s=points[f"ttft_q{name}"], tpot_s=points[f"tpot_q{name}"])
+        for q in QUANTILES
+        for name in [round(100 * q)]
+    ]
     order = {name: i for i, name in enumerate((ALONE, BS_512, *LADDER, PRINTED))}
-    return joined.sort_values(
+    return OF_QUANTILES(pd.concat(times, ignore_index=True)).sort_values(
         ["estimator", "policy"],
         key=lambda c: c.map(order) if c.name == "policy" else c,
         kind="stable",
-    )
-
-
-def beside_lru(points: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds of the parts of M, and seed by seed what each gains over an LRU cache with
-    the same requests: offline tokens/s as a ratio (`gain`), the hit rate as a difference
-    (`more_hits`). drop: the hit rate of the trough less that of the peak."""
-    here = points.assign(drop=points.hit_rate_trough - points.hit_rate_peak)
-    lru = here.assign(policy=here.part)
-    theirs = {
-        name: _of(lru, PARTS[0], ["order", "seed"], name) for name in ("offline_tps", "hit_rate")
-    }
-    here = here.assign(
-        gain=here.offline_tps / theirs["offline_tps"], more_hits=here.hit_rate - theirs["hit_rate"]
-    )
-    return over_seeds(
-        here, ["order", "part"], [*CACHE, "hit_rate_trough", "hit_rate_peak", "gain", "more_hits"]
-    )
-
-
-def beside_each(points: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds with and without attention that reads shared prefixes once, and seed by seed
-    the offline tokens/s over those without (`gain`) and over those of BS with the same attention
-    (`speedup`)."""
-    key = ["pool", "policy", "seed"]
-    each = points[~points.shared_prefix].set_index(key).offline_tps
-    bs = points[points.policy == "BS"].set_index(["pool", "shared_prefix", "seed"]).offline_tps
-    found = points.assign(
-        gain=points.offline_tps.to_numpy() / _reindexed(each, points, key),
-        speedup=points.offline_tps.to_numpy()
-        / _reindexed(bs, points, ["pool", "shared_prefix", "seed"]),
-    )
-    return over_seeds(
-        found,
-        ["pool", "policy", "shared_prefix"],
-        ["offline_tps", "gain", "speedup", *ONLINE, "hit_rate", "step_ms"],
     )
 
 
@@ -138,36 +97,29 @@ def of_series(points: pd.DataFrame) -> pd.DataFrame:
     drop              the trough's less the peak's
     half_full         share of the iterations in which requests hold more than half of the memory
     """
-    rows = []
     key = ["policy", "estimator"]
-    for axes, part in points.groupby([*key, "seed"], sort=False):
-        row = dict(zip((*key, "seed"), axes, strict=True))
-        row["correlation"] = correlation(part.online, part.offline)
-        row["correlation_used"] = correlation(part.online_used, part.offline_used)
-        for name, mine in (
-            ("", part),
-            ("_trough", part[part.tide < TROUGH]),
-            ("_peak", part[part.tide > PEAK]),
-        ):
-            row[f"hit_rate{name}"] = hit_rate(mine)
-            row[f"used{name}"] = (
-                float((mine.online_used + mine.offline_used).mean()) if len(mine) else float("nan")
-            )
-        row["drop"] = row["hit_rate_trough"] - row["hit_rate_peak"]
-        row["half_full"] = part.steps_half_full.sum() / part.steps.sum()
-        row |= {name: part[name].iloc[0] for name in ("left", "attainment", "offline_tps")}
-        row["online_cached"], row["offline_cached"] = (
-            part.online_cached.mean(),
-            part.offline_cached.mean(),
-        )
-        rows.append(row)
+    rows = [
+        dict(zip((*key, "seed"), axes, strict=True)) | _of_run(part)
+        for axes, part in points.groupby([*key, "seed"], sort=False)
+    ]
     frame = pd.DataFrame(rows)
     return over_seeds(frame, key, [name for name in frame if name not in (*key, "seed")])
 
 
-def hit_rate(part: pd.DataFrame) -> float:
-    asked = part.prompt_tokens.sum()
-    return float(part.hit_tokens.sum() / asked) if asked else float("nan")
+def _of_run(part: pd.DataFrame) -> dict[str, float]:
+    row = {
+        "correlation": correlation(part.online, part.offline),
+        "correlation_used": correlation(part.online_used, part.offline_used),
+    }
+    times = {"": part, "_trough": part[part.tide < TROUGH], "_peak": part[part.tide > PEAK]}
+    for name, mine in times.items():
+        asked = mine.prompt_tokens.sum()
+        row[f"hit_rate{name}"] = float(mine.hit_tokens.sum() / asked) if asked else float("nan")
+        row[f"used{name}"] = float((mine.online_used + mine.offline_used).mean())
+    row["drop"] = row["hit_rate_trough"] - row["hit_rate_peak"]
+    row["half_full"] = part.steps_half_full.sum() / part.steps.sum()
+    row |= {name: part[name].iloc[0] for name in ("left", "attainment", "offline_tps")}
+    return row | {name: part[name].mean() for name in ("online_cached", "offline_cached")}
 
 
 def correlation(a: pd.Series, b: pd.Series) -> float:
@@ -177,33 +129,21 @@ def correlation(a: pd.Series, b: pd.Series) -> float:
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def of_days(points: pd.DataFrame) -> pd.DataFrame:
-    return over_seeds(points, ["hour"], ["rate", "ratio"])
-
-
-def of_busiest(points: pd.DataFrame) -> pd.DataFrame:
-    return over_seeds(points, ["policy"], ["minutes", "offered", "missed", "attainment"])
-
-
 def of_arrivals(points: pd.DataFrame) -> pd.DataFrame:
     """Run by run: the correlation of expected and actual rate, the mean relative error of the mean,
     and how many minutes bring more than was expected, by the mean and with two deviations."""
-    rows = []
-    for (burstiness, seed), part in points.groupby(["burstiness", "seed"], sort=False):
-        error = (part["mean"] - part.actual).abs().sum() / part.actual.sum()
-        rows.append(
-            {
-                "burstiness": burstiness,
-                "seed": seed,
-                "correlation": correlation(part["mean"], part.actual),
-                "error": error,
-                "above_mean": float((part.actual > part["mean"]).mean()),
-                "above_high": float((part.actual > part.high).mean()),
-            }
-        )
-    return over_seeds(
-        pd.DataFrame(rows), ["burstiness"], ["correlation", "error", "above_mean", "above_high"]
-    )
+    rows = [
+        {
+            "burstiness": burstiness,
+            "correlation": correlation(part["mean"], part.actual),
+            "error": (part["mean"] - part.actual).abs().sum() / part.actual.sum(),
+            "above_mean": float((part.actual > part["mean"]).mean()),
+            "above_high": float((part.actual > part.high).mean()),
+        }
+        for (burstiness, _), part in points.groupby(["burstiness", "seed"], sort=False)
+    ]
+    frame = pd.DataFrame(rows)
+    return over_seeds(frame, ["burstiness"], [*frame][1:])
 
 
 def of_memory(points: pd.DataFrame) -> pd.DataFrame:
@@ -215,11 +155,27 @@ def of_memory(points: pd.DataFrame) -> pd.DataFrame:
     return over_seeds(rows, key, shown)
 
 
-def profile_of_day(points: pd.DataFrame, policy: str, estimator: str) -> pd.DataFrame:
-    """The series of a policy: a row for each bin, the mean over seeds; hit rates of the prompts of
-    all seeds (hits over prompts)."""
-    mine = points[(points.policy == policy) & (points.estimator == estimator)]
-    series = mine.groupby("time_s").mean(numeric_only=True)
-    sums = mine.groupby("time_s")[["hit_tokens", "prompt_tokens"]].sum()
-    series["hit_rate"] = sums.hit_tokens / sums.prompt_tokens.where(sums.prompt_tokens > 0)
-    return series.reset_index()
+def of_day(points: pd.DataFrame) -> pd.DataFrame:
+    """The series of each policy: a row for each bin, the mean over seeds; hit rates of the prompts
+    of all seeds (hits over prompts)."""
+    found = points.groupby(["policy", "estimator", "hour"], sort=False).mean(numeric_only=True)
+    found = found.reset_index()
+    return found.assign(
+        setting=found.policy + ", " + found.estimator,
+        hit_rate=found.hit_tokens / found.prompt_tokens.where(found.prompt_tokens > 0),
+        occupied=found.online_used + found.offline_used,
+    )
+
+
+def foretold(points: pd.DataFrame) -> pd.DataFrame:
+    """Of one seed the memory that is held and what each length of history foretells of it, as
+    `what` and `share`."""
+    found = one_seed(points)
+    found = found.assign(bursts=[f"bursts {size:g}" for size in found.burstiness])
+    held = found[found.history_s == found.history_s.max()]
+    return pd.concat(
+        [
+            held.assign(what="held", share=held.held),
+            found.assign(what=[f"of {s:g} s" for s in found.history_s], share=found.predicted),
+        ]
+    )

@@ -1,14 +1,16 @@
-"""Numbers of a paper as data, each beside a row of our table."""
+"""Numbers of a paper as data, each beside a row of our table; and rows of a table as numbers that
+know their intervals, for claims that take a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from twinserve.experiments.study.verdict import Claim, Verdict, judge, judge_direction
+from twinserve.experiments.study.verdict import Claim, Verdict, judge, judge_bound, judge_direction
 from twinserve.sim.sweep.statistics import shown
 
 
@@ -69,3 +71,72 @@ class Said:
 def claims(*said: Said) -> Callable[[pd.DataFrame], list[Claim]]:
     """The claims of a figure, from its table."""
     return lambda table: [claim for one in said if (claim := one.beside(table)) is not None]
+
+
+# -- rows ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Number:
+    """A mean over seeds and the half width of its interval. It prints as `12.3 ± 0.4` (a format
+    says how many digits), and grows and shrinks by what is certain."""
+
+    mean: float
+    half: float
+
+    def __format__(self, digits: str) -> str:
+        return shown(self.mean, self.half, int(digits or 3))
+
+    def __rmul__(self, factor: float) -> Number:
+        return Number(factor * self.mean, abs(factor) * self.half)
+
+    def __sub__(self, other: float) -> Number:
+        return Number(self.mean - other, self.half)
+
+    def __rsub__(self, other: float) -> Number:
+        return Number(other - self.mean, self.half)
+
+    def __abs__(self) -> Number:
+        return Number(abs(self.mean), self.half)
+
+    @property
+    def known(self) -> bool:
+        return bool(np.isfinite(self.mean))
+
+    def above(self, bound: float = 0.0) -> Verdict:
+        """See `judge_bound`."""
+        return judge_bound(self.mean - bound, self.half)
+
+    def below(self, bound: float = 0.0) -> Verdict:
+        return judge_bound(bound - self.mean, self.half)
+
+    def beside(self, paper: float, neutral: float | None = None) -> Verdict:
+        """See `judge`."""
+        return judge(self.mean, self.half, paper, neutral)
+
+    def more(self, than: float = 0.0, whole: float = 1.0) -> Verdict:
+        """See `judge_direction`."""
+        return judge_direction(self.mean - than, self.half, whole)
+
+
+class Row:
+    """A row of a table: its columns, those with an interval as `Number`."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        for name, value in row.items():
+            half = row.get(f"{name}_ci")
+            setattr(self, str(name), value if half is None else Number(value, half))
+
+
+def rows_of(table: pd.DataFrame, **values: Any) -> list[Row]:
+    """The rows with these values, in their order."""
+    for name, value in values.items():
+        table = table[table[name] == value]
+    return [Row(row) for row in table.to_dict("records")]
+
+
+def most(rows: Iterable[Row], column: str, sign: int = 1) -> Row:
+    """The row with the largest mean of a column, the first of several; sign: -1: the smallest."""
+    return max(rows, key=lambda row: _rank(sign * getattr(row, column).mean))
+
+
+def _rank(value: float) -> float:
+    return -np.inf if value != value else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,10 @@ Looks = Mapping[Any, Mapping[str, Any]]  # of a series: arguments of matplotlib
 def lines(
     axes: Axes, table: pd.DataFrame, x: str, y: str, series: str, looks: Looks, scale: float = 1.0
 ) -> None:
-    """y over x with its interval (NAME_ci), a line for each value of `series`."""
+    """y over x with its interval (NAME_ci, if there is one), a line for each value of `series`."""
     for value, part in table.groupby(series, sort=False):
         part = part.sort_values(x)
-        error = np.nan_to_num(part[f"{y}_ci"].to_numpy(float)) * scale
+        error = _error(part, y) * scale if f"{y}_ci" in part else None
         style = {
             "marker": "o",
             "markersize": 3,
@@ -49,7 +50,7 @@ def grid(
     metrics: Mapping[str, tuple[str, float]],
     x: str,
     series: str,
-    looks: Looks,
+    looks: Looks = MappingProxyType({}),
     finish: Callable[[Axes, str], None] = lambda axes, metric: None,
     title: Callable[[Any], str] = str,
     xlabel: str = "",
@@ -76,28 +77,60 @@ def grid(
             axes[0, j].set_title(title(value), fontsize=9)
             axes[-1, j].set_xlabel(xlabel or x)
         axes[i, 0].set_ylabel(name + label)
-    legend(canvas, axes[0, 0])
+    if table[series].nunique() > 1:
+        legend(canvas, axes)
 
 
-def lines_of(column: str | None, *given: Any, **how: Any) -> Callable[..., None]:
-    """`grid` with these arguments, as the plot of a figure; None: one column of panels."""
+def lines_of(
+    column: str | None,
+    metrics: Mapping[str, tuple[str, float]],
+    x: str,
+    series: str | None,
+    *given: Any,
+    only: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Callable[..., None]:
+    """`grid` with these arguments, as the plot of a figure. column: None: one column of panels;
+    series: None: one line; only: of the rows with these values."""
 
     def draw(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
-        if column is None:
-            table = table.assign(_all="")
-        grid(canvas, table, column or "_all", *given, **how)
+        for name, value in (only or {}).items():
+            table = table[table[name] == value]
+        table = table.assign(_all="")
+        grid(canvas, table, column or "_all", metrics, x, series or "_all", *given, **how)
 
     return draw
 
 
-def legend(canvas: Canvas, axes: Axes) -> None:
-    """One legend for all panels, above them."""
-    handles, labels = axes.get_legend_handles_labels()
+def of_runs(
+    draw: Callable[..., None], prepared: Callable[[pd.DataFrame], pd.DataFrame]
+) -> Callable[..., None]:
+    """A plot of what the runs become, instead of the table."""
+    return lambda canvas, table, points: draw(canvas, prepared(points), points)
+
+
+def one_seed(points: pd.DataFrame) -> pd.DataFrame:
+    """The runs of the first seed."""
+    return points[points.seed == points.seed.min()]
+
+
+def _error(rows: pd.DataFrame, metric: str) -> np.ndarray:
+    """float64[rows], half widths of intervals; 0 where there is none."""
+    return np.nan_to_num(rows.get(f"{metric}_ci", pd.Series(0.0, rows.index)).to_numpy(float))
+
+
+def legend(canvas: Canvas, axes: Axes | np.ndarray, names: Sequence[str] = ()) -> None:
+    """One legend for all panels, above them. names: of the series, where there are as many."""
+    found = {
+        label: handle
+        for one in np.ravel(axes)
+        for handle, label in zip(*one.get_legend_handles_labels(), strict=True)
+    }
     canvas.legend(
-        handles,
-        labels,
+        found.values(),
+        names if len(names) == len(found) else list(found),
         loc="outside upper center",
-        ncols=min(len(labels), 6, int(canvas.get_figwidth() / 1.4)),
+        ncols=min(len(found), 6, int(canvas.get_figwidth() / 1.4)),
         frameon=False,
         fontsize=8,
     )
@@ -137,14 +170,14 @@ class Bars:
         for i, name in enumerate(groups):
             mine = list(dict.fromkeys(table[self.part][table[group] == name]))
             for j, (rows, metric, label) in enumerate(columns):
-                self._panel(axes[i, j], rows[rows[group] == name], mine, metric, names=j == 0)
+                everywhere = list(dict.fromkeys(rows[self.series]))
+                here = rows[rows[group] == name]
+                self._panel(axes[i, j], here, mine, metric, everywhere, names=j == 0)
                 axes[-1, j].set_xlabel(label, fontsize=8)
                 self.finish(axes[i, j], metric)
             axes[i, 0].set_title(name, fontsize=9, loc="left")
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        names = self.legend if len(handles) == len(self.legend) else labels
-        where = {"loc": "outside upper center", "ncols": max(2, len(handles)), "frameon": False}
-        canvas.legend(handles, names, fontsize=8, **where)
+        if table[self.series].nunique() > 1:
+            legend(canvas, axes if self.split is None else axes[0, 0], self.legend)
 
     def _columns(self, table: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str]]:
         """Rows, metric and label of each column of panels."""
@@ -158,15 +191,24 @@ class Bars:
         ]
 
     def _panel(
-        self, axes: Axes, rows: pd.DataFrame, parts: Sequence[Any], metric: str, names: bool
+        self,
+        axes: Axes,
+        rows: pd.DataFrame,
+        parts: Sequence[Any],
+        metric: str,
+        everywhere: Sequence[Any],
+        names: bool,
     ) -> None:
+        """parts: of the group, from the top; everywhere: values of the series, which have the same
+        colours in all groups."""
         values = list(dict.fromkeys(rows[self.series]))
         height = 0.8 / max(len(values), 1)
         for k, value in enumerate(values):
+            colour = f"C{everywhere.index(value) % 10}"
             mine = rows[rows[self.series] == value].set_index(self.part).reindex(parts)
             where = np.arange(len(parts)) + (k - (len(values) - 1) / 2) * height
-            spread = {"xerr": np.nan_to_num(mine[f"{metric}_ci"]), "error_kw": {"linewidth": 0.8}}
-            axes.barh(where, mine[metric], height, label=str(value), **spread)
+            spread = {"xerr": _error(mine, metric), "error_kw": {"linewidth": 0.8}}
+            axes.barh(where, mine[metric], height, label=str(value), color=colour, **spread)
         axes.set_yticks(range(len(parts)), parts if names else [""] * len(parts), fontsize=7)
         axes.invert_yaxis()
         if not (rows[metric] < 0).any():

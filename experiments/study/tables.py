@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,19 +18,31 @@ FIRST, BEFORE = "first", "before"
 
 
 @dataclass(frozen=True)
+class Against:
+    """What runs are compared with, see `Table`."""
+
+    gains: Gains
+    base: Mapping[str, Any] | str
+    pair: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Table:
     """A row for each combination of `by`: means over seeds and, as NAME_ci, half of the 95 %
     interval.
 
     by        columns that tell rows apart
     values    columns whose mean is shown, those that there are (kept runs can be older than a
-              metric); None: all others
+              metric); None: all others. Gains that are not among them are shown before them
     gains     new column -> (column that is compared, kind of `paired.KINDS`), seed by seed; of
               columns that there are
-    base      what gains are against: rows with these values; or of those with the same values in
-              `pair` the first one, or the one before, in the order of the runs
+    base      what gains are against: rows with these values (a mapping has, by a run's own value,
+              its baseline's); or of those with the same values in `pair` the first one, or the one
+              before, in the order of the runs
     pair      columns with equal values in a run and its baseline, beside the seed and the window
     own       False: the rows of the baseline itself are left out
+    also      gains against other baselines
+    derived   new column -> function of the compared runs
     verdicts  new column -> (gain, no effect, words above, below and across it); see `paired.told`.
               A fourth word is of runs that differ in no seed
     """
@@ -41,6 +53,8 @@ class Table:
     base: Mapping[str, Any] | str = FIRST
     pair: Sequence[str] = ()
     own: bool = True
+    also: Sequence[Against] = ()
+    derived: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = field(default_factory=dict)
     verdicts: Mapping[str, tuple[str, float, Sequence[str]]] = field(default_factory=dict)
 
     def __call__(self, points: pd.DataFrame) -> pd.DataFrame:
@@ -48,8 +62,10 @@ class Table:
         values = self.values
         if values is None:
             values = [name for name in points if name not in (*self.by, *REPEATS)]
-        values = [name for name in values if name in points]
-        found = over_seeds(rows, self.by, [*filter(rows.__contains__, self.gains), *values])
+        values = [name for name in values if name in rows]
+        new = [name for against in self._against() for name in against.gains]
+        new = [name for name in (*new, *self.derived) if name in rows and name not in values]
+        found = over_seeds(rows, self.by, [*new, *values])
         for name, (gain, neutral, words) in self.verdicts.items():
             pairs = zip(found[gain], found[f"{gain}_ci"], strict=True)
             found.insert(len(self.by), name, [_verdict(*pair, words, neutral) for pair in pairs])
@@ -57,25 +73,22 @@ class Table:
 
     def compared(self, points: pd.DataFrame) -> pd.DataFrame:
         """Runs with a column for each gain."""
-        if not self.gains:
-            return points
-        keys = [name for name in (*self.pair, *REPEATS) if name in points]
-        if isinstance(self.base, str):
-            columns = [of for of, _ in self.gains.values() if of in points]
-            theirs = _of_order(points, keys, self.base, columns)
-        else:
-            is_base = pd.Series(True, points.index)
-            for name, value in self.base.items():
-                is_base &= points[name] == value
-            theirs = baseline_of(points, points[is_base], keys)
-            if not self.own:
-                points, theirs = points[~is_base], theirs[~is_base]
-        gains = {
-            name: KINDS[kind](points[of], theirs[of]).where(_finite(kind, theirs[of]))
-            for name, (of, kind) in self.gains.items()
-            if of in points
-        }
-        return points.assign(**gains)
+        found = points.assign(
+            **{
+                name: KINDS[kind](points[of], theirs[of]).where(_finite(kind, theirs[of]))
+                for against in self._against()
+                if against.gains
+                for theirs in [_baseline(points, against)]
+                for name, (of, kind) in against.gains.items()
+                if of in points
+            }
+        )
+        if not self.own:
+            found = found[~_has(found, self.base)]
+        return found.assign(**{name: of(found) for name, of in self.derived.items()})
+
+    def _against(self) -> Sequence[Against]:
+        return (Against(self.gains, self.base, self.pair), *self.also)
 
 
 MEDIANS = "Medians of the repeats."
@@ -102,15 +115,27 @@ class Medians:
         return found.reset_index()
 
 
-def _of_order(
-    points: pd.DataFrame, keys: Sequence[str], which: str, columns: Iterable[str]
-) -> pd.DataFrame:
-    """Of each run the first one of its group, or the one before it; nan where that is itself."""
-    groups = points.groupby(list(keys), sort=False)
-    if which == BEFORE:
-        return groups[list(columns)].shift()
-    firsts = groups[list(columns)].transform(lambda values: values.iloc[0])
-    return firsts.where(groups.cumcount() > 0)
+def _baseline(points: pd.DataFrame, against: Against) -> pd.DataFrame:
+    """Of each run what it is compared with; nan where that is itself the first one, or was not
+    run."""
+    base, keys = against.base, [name for name in (*against.pair, *REPEATS) if name in points]
+    if isinstance(base, str):
+        columns = [of for of, _ in against.gains.values() if of in points]
+        groups = points.groupby(keys, sort=False)
+        if base == BEFORE:
+            return groups[columns].shift()
+        firsts = groups[columns].transform(lambda values: values.iloc[0])
+        return firsts.where(groups.cumcount() > 0)
+    own = {name: points[name].map(of) for name, of in base.items() if isinstance(of, Mapping)}
+    return baseline_of(points.assign(**own), points[_has(points, base)], [*keys, *own])
+
+
+def _has(points: pd.DataFrame, values: Mapping[str, Any]) -> pd.Series:
+    """Whether a run has these values (a mapping: one of its values)."""
+    found = pd.Series(True, points.index)
+    for name, value in values.items():
+        found &= points[name].isin(value.values() if isinstance(value, Mapping) else [value])
+    return found
 
 
 def _finite(kind: str, theirs: pd.Series) -> pd.Series:

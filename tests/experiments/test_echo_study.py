@@ -29,11 +29,11 @@ from twinserve.experiments.echo.runs import (
     refilled,
 )
 from twinserve.experiments.echo.tables import (
+    BESIDE_EACH,
+    BESIDE_LRU,
     ONLINE,
     SHOWN,
     beside_bs,
-    beside_each,
-    beside_lru,
     of_memory,
     of_series,
     quantiles,
@@ -199,16 +199,14 @@ def test_speedups_are_seed_by_seed():
                     "offline_tps": tps,
                 }
             )
-    found = beside_bs(["pool", "estimator", "policy"])(pd.DataFrame(rows)).set_index("policy")
+    found = beside_bs("pool", "estimator")(pd.DataFrame(rows)).set_index("policy")
     assert found.speedup["echo"] == pytest.approx((3 + 2) / 2) and found.speedup_rps["echo"] == 1
     assert np.isnan(found.step["echo"])  # the rung below was not run
     below = [
         {**row, "policy": LADDER[2], "offline_tps": tps}
         for row, tps in zip(rows[1::2], (150.0, 500.0), strict=True)
     ]
-    found = beside_bs(["pool", "estimator", "policy"])(pd.DataFrame(rows + below)).set_index(
-        "policy"
-    )
+    found = beside_bs("pool", "estimator")(pd.DataFrame(rows + below)).set_index("policy")
     assert found.step["echo"] == pytest.approx((2 + 0.8) / 2)
 
 
@@ -245,7 +243,7 @@ def test_what_is_compared_is_compared_with_the_same_seed():
                 "recomputes": 0,
             }
             rows.append({**same, **rates, "offline_tps": one})
-    found = beside_lru(pd.DataFrame(rows)).set_index("part")
+    found = BESIDE_LRU(pd.DataFrame(rows)).set_index("part")
     assert found.gain.tolist() == pytest.approx([1, 1.25, 0.85]) and found[
         "drop"
     ].tolist() == pytest.approx([0.2] * 3)
@@ -306,7 +304,7 @@ def test_what_attention_that_reads_once_gains_is_paired_by_seed():
             same = dict.fromkeys((*ONLINE, "hit_rate", "step_ms"), 1.0)
             axes = {"pool": "p", "policy": policy, "shared_prefix": shared, "seed": seed}
             rows.append(axes | same | {"offline_tps": float(tps)})
-    found = beside_each(pd.DataFrame(rows)).set_index(["policy", "shared_prefix"])
+    found = BESIDE_EACH(pd.DataFrame(rows)).set_index(["policy", "shared_prefix"])
     assert found.gain[("Echo", True)] == pytest.approx((1.5 + 2.5) / 2)
     assert found.speedup[("Echo", True)] == pytest.approx((3 + 5) / 2)
     assert found.gain[("BS", False)] == found.speedup[("BS", True)] == 1
@@ -431,14 +429,14 @@ def test_what_is_foretold_is_summed_up_run_by_run():
 
 
 def test_the_full_study_runs_what_it_names():
-    found = [p.arguments for p in points.throughput(Scale())]
+    found = [p.arguments for p in points.THROUGHPUT(Scale())]
     assert {a["pool"] for a in found} == set(POOLS) and {a["seed"] for a in found} == {0, 1, 2}
     steps = {a.get("budget") for a in found if a["policy"] == "echo-bs"}
     assert steps == {None, 512}  # None: the profile's 2,048
-    for figure, minutes in ((points.series, 24), (points.whole_day, 1440)):
+    for figure, minutes in ((points.ACTIVE, 24), (points.WHOLE_DAY, 1440)):
         size = {(p.arguments["minutes"], p.arguments["refill"]) for p in figure(Scale())}
         assert size == {(minutes, True)}
     # BS asks no estimator: its run is the same for both
     assert all("estimator" not in a for a in found if a["policy"] == "echo-bs")
-    changes = {p.axes["change"] for p in points.varied(Scale())}
+    changes = {p.axes["change"] for p in points.SETTINGS(Scale())}
     assert changes == set(points.VARIANTS)

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twinserve.experiments.study.claims import Said, claims
+from twinserve.experiments.study.claims import Number, Said, claims, most, rows_of
 from twinserve.experiments.study.grid import Grid, joined, windows
 from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Scale
-from twinserve.experiments.study.tables import BEFORE, Table, Text, mean
+from twinserve.experiments.study.tables import BEFORE, Against, Table, Text, mean
 from twinserve.sim.setup.config import SettingsError
 
 COLUMNS = {"kept": "classes.rt.slo_attainment"}
@@ -118,6 +118,40 @@ def test_a_ratio_to_nothing_is_no_number():
     rows = points().assign(kept=[0.0, 0.0, 1.0, 1.0, 2.0, 2.0])
     found = Table(("part",), None, {"gain": ("kept", "ratio")}, {"part": "a"})(rows)
     assert found.gain.isna().all()
+
+
+def test_a_run_may_have_several_baselines_and_one_by_its_own_value():
+    """Each rung against the first one and against the rung below; shown where it is asked for."""
+    runs = pd.DataFrame(
+        {"rung": rung, "seed": seed, "rate": rate * (1 + seed)}
+        for seed in (0, 1)
+        for rung, rate in (("a", 1.0), ("b", 4.0), ("c", 2.0))
+    )
+    table = Table(
+        ("rung",),
+        ("rate", "step"),
+        {"over": ("rate", "ratio")},
+        {"rung": "a"},
+        also=(Against({"step": ("rate", "ratio")}, {"rung": {"b": "a", "c": "b"}}),),
+        derived={"twice": lambda found: 2 * found.over},
+    )
+    found = table(runs)
+    assert [*found][:2] == ["rung", "seeds"] and [*found][2::2] == ["over", "twice", "rate", "step"]
+    assert found.over.tolist() == [1, 4, 2] and found.twice.tolist() == [2, 8, 4]
+    assert np.isnan(found.step[0]) and found.step[1:].tolist() == [4, 0.5]
+
+
+def test_a_number_keeps_its_interval_and_is_judged_with_it():
+    table = pd.DataFrame({"at": [1, 2, 2], "gain": [np.nan, 0.3, 0.2], "gain_ci": [0.0, 0.1, 0.3]})
+    first, second = rows_of(table, at=2)
+    assert first.at == 2 and f"{100 * first.gain:2}" == "30 ± 10"
+    assert (1 - first.gain, abs(first.gain - 1)) == (Number(0.7, 0.1), Number(0.7, 0.1))
+    assert [first.gain.above(0.1), first.gain.below(0.1)] == ["agrees", "differs"]
+    assert second.gain.above(0.1) == second.gain.more() == "not significant"
+    assert Number(0.3, 0.01).beside(0.3) == "agrees"
+    rows = rows_of(table)
+    assert most(rows, "gain").gain.mean == 0.3 and most(rows, "gain", -1).gain.mean == 0.2
+    assert not rows[0].gain.known
 
 
 def test_a_text_has_a_table_of_each_and_a_column_of_each():
