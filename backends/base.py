@@ -91,7 +91,7 @@ class Backend(Protocol):
     def slow(self, factor: float) -> None:
         """Steps that begin from now on take `factor` times as long as they would; 1: as before. By
         default they cannot be made."""
-        raise TypeError(f"{type(self).__name__} takes as long as it takes")
+        raise TypeError(f"{type(self).__name__} cannot make its steps slower")
 
     def cut(self, executed: Executed, steps: int) -> None:
         """Only the first `steps` steps of a run happened: something arrived."""

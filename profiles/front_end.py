@@ -337,7 +337,7 @@ def fit_front_end(exchanges: Sequence[Exchange], name: str, source: str = "") ->
 def _terms(exchanges: Sequence[Exchange]) -> Delays:
     lengths, delays = _medians(exchanges, [e.request_side_s for e in exchanges])
     if len(lengths) < 2:
-        raise ValueError("all prompts are as long; several lengths tell what a token takes")
+        raise ValueError("all prompts have one length; the time of a token needs several")
     slope = max(float(np.polyfit(lengths, delays, 1)[0]), 0.0)
     request_s = max(float(np.median(delays - slope * lengths)), 0.0)
     response_s = max(float(np.median([e.response_side_s for e in exchanges])), 0.0)

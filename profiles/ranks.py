@@ -31,8 +31,8 @@ def check_ranks(
         )
     if ep and tp * dp == 1:
         raise ProfileError(
-            f"{llm.name}: expert parallelism (ep) of one rank is nothing, and vLLM passes the flag "
-            "over; drop :ep, or give ranks as :tp2:ep"
+            f"{llm.name}: expert parallelism (ep) of one rank does nothing, and vLLM ignores the "
+            "flag; drop :ep, or give ranks as :tp2:ep"
         )
     if dp > 1 and not llm.experts:
         raise ProfileError(

@@ -137,7 +137,7 @@ class ModelSpec:
             self.experts_per_token
         ):
             raise ValueError(
-                f"{self.experts_per_token} of {self.experts} experts a token cannot be"
+                f"{self.experts_per_token} of {self.experts} experts a token are impossible"
             )
         if self.heads % self.kv_heads:
             raise ValueError(
@@ -151,18 +151,18 @@ class ModelSpec:
             self.experts and self.dense_intermediate and self.dense_layers < self.layers
         ):
             raise ValueError(
-                f"{self.dense_layers} of {self.layers} layers cannot be dense: that is said of a "
-                "mixture of experts, with dense_intermediate"
+                f"{self.dense_layers} of {self.layers} layers cannot be dense: dense_layers is "
+                "for mixtures of experts, with dense_intermediate"
             )
         if self.weights is not None and self.weights.experts_only and not self.experts:
-            raise ValueError(f"{self.weights.name} weights of experts are said of a mixture")
+            raise ValueError(f"{self.weights.name} weights are for mixtures of experts")
         if self.weights is not None and self.plain_share > 1:
             raise ValueError(f"{self.weights.plain} plain parameters are more than the matrices")
         if self.shared_intermediate and not self.experts:
-            raise ValueError("shared_intermediate is said of a mixture of experts")
+            raise ValueError("shared_intermediate is for mixtures of experts; drop it")
         if bool(self.window) != bool(self.window_layers) or self.window_layers > self.layers:
             raise ValueError(
-                f"window {self.window} in {self.window_layers} of {self.layers} layers cannot be"
+                f"window {self.window} in {self.window_layers} of {self.layers} layers: impossible"
             )
         if self.latent is not None and self.kv_heads != 1:
             raise ValueError("latent attention caches one vector for all heads: kv_heads is 1")

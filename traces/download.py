@@ -91,7 +91,7 @@ def download(url: str, target: Path, sha256: str, progress: Progress | None = No
         raise NotReachable(f"{url}: not reachable (HTTP {e.response.status_code})") from None
     except (requests.RequestException, OSError) as e:
         text = getattr(e, "strerror", None) or worded(e)
-        raise NotReachable(f"{url}: cannot be had ({text})") from None
+        raise NotReachable(f"{url}: cannot be downloaded ({text})") from None
     except ValueError:  # pooch's word for another hash
         raise WorkloadError(
             f"{url}: its sha256 is not the expected {sha256[:12]}...: "

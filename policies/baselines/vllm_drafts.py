@@ -28,7 +28,7 @@ class VllmDrafts(VllmPolicy):
     def setup(self) -> None:
         super().setup()
         if not isinstance(self.limits, DraftingLimits):
-            raise PolicyError(f"policy {self.name!r} is told of no drafts; give DraftingLimits")
+            raise PolicyError(f"policy {self.name!r} got no DraftingLimits; pass them")
         if self.options.release != "0.32":
             raise PolicyError(
                 f"policy {self.name!r}, option release={self.options.release}: speculation is known"

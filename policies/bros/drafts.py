@@ -46,7 +46,7 @@ class BrosDrafts(BrosPolicy):
     def setup(self) -> None:
         super().setup()
         if not isinstance(self.limits, DraftingLimits):
-            raise PolicyError(f"policy {self.name!r} is told of no drafts; give DraftingLimits")
+            raise PolicyError(f"policy {self.name!r} got no DraftingLimits; pass them")
         if self.options.swap and "swap" in self.options.model_fields_set:
             raise PolicyError(
                 f"policy {self.name!r}, option swap=true: engines that speculate do not swap; write"

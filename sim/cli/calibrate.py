@@ -113,15 +113,15 @@ def calibrate(
         steps in this file (.parquet of --raw, or .csv), and compare their errors. The same as
         `twinserve profiles fit`.
     from_serving: list[Path]
-        Start no engine: fit the few terms of --profile that measurements of a server can tell, as
-        vllm bench serve --save-detailed writes them; each file is a load of the same server.
+        Start no engine: correct a few terms of --profile by measurements of a server. The files are
+        those of vllm bench serve --save-detailed; each is a load of the same server.
     config: Path
         With --from-serving: a run.json with the server's settings.
     saturated: bool
-        With --from-serving: fit all of a file, even where the server's queue grew. By default only
-        the stretch before counts, and a file without one is refused.
+        With --from-serving: fit all of a file, even if the server's queue grew. By default only the
+        time before that counts, and a file without such a time is refused.
     front_end: bool
-        Measure what lies between clients and the engine instead: serve the model over HTTP, and
+        Measure the time between clients and the engine instead: serve the model over HTTP, and
         write a file for simulate --front-end.
     profile: str
         With --from-steps and --from-serving: the engine's profile, to compare and to correct.
@@ -131,9 +131,9 @@ def calibrate(
     name: str
         Name of the profile; MODEL@DEVICE by default.
     raw: Path
-        Also write every timed step (.parquet). Without it they are kept beside --out while they
-        are measured, and stay there where something stops the measuring. Those of an earlier run
-        are never replaced.
+        Also write every timed step (.parquet). Without --raw, steps are kept next to --out while
+        the command measures, and stay there if it is stopped. Steps of an earlier run are never
+        replaced.
     num_blocks: int
         KV blocks of the engine; by default what vLLM finds room for.
     block_tokens: int
@@ -159,11 +159,12 @@ def calibrate(
     quick: bool
         Fewer points and repeats, for a first look.
     limit: float
-        Seconds of measuring after which it stops with what it has; by default 320, 40 with --quick.
+        Stop measuring after so many seconds, and use the steps measured by then; by default 320, 40
+        with --quick.
     seed: int
         Order of the points, and the random ones among them.
     overwrite: bool
-        Replace --out and --raw if they are there already.
+        Replace --out and --raw if they exist.
     """
     given = dict(locals())
     from twinserve.sim.setup.config import SettingsError

@@ -82,8 +82,8 @@ def calibrate_front_end(
 
 
 def served_model(model: str, scratch: Path) -> tuple[Path, list[str]]:
-    """Its folder with a tokenizer, and the words that it knows (none: those of the English
-    language). Raises LiveEngineError."""
+    """Return the model's folder with a tokenizer, and the words that the tokenizer knows (none:
+    English words). Raises LiveEngineError."""
     if model in SEEDED:
         from twinserve.backends.live.engine.tiny_model import VOCAB, write_model, write_tokenizer
 
@@ -98,8 +98,8 @@ def served_model(model: str, scratch: Path) -> tuple[Path, list[str]]:
 
 
 def prompt_lengths(room: int) -> list[int]:
-    """Words of the prompts: powers of four from 16, and as many as there is room for. Raises
-    LiveEngineError where that is one length alone."""
+    """Return the lengths of prompts in words: powers of four from 16, as many as fit. Raises
+    LiveEngineError if only one length fits."""
     lengths, words = [], _FEWEST_WORDS
     while words < room:
         lengths.append(words)

@@ -29,7 +29,7 @@ def calibrate_serving(
     saturated: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Fit, write `out` and the front end beside it, and say what was found. Arguments and errors
+    """Fit, write `out` and the front end next to it, and print what was found. Arguments and errors
     are those of `fit_server`."""
     front = out.with_suffix(".front_end.json")
     for target in (out, front):
@@ -43,7 +43,7 @@ def calibrate_serving(
     base = found.inputs[0].hardware.profile
     if not found.fitted.worth:
         raise SettingsError(
-            f"{base.name} is not made better by these measurements, so nothing was written; "
+            f"these measurements do not improve {base.name}, so nothing was written; "
             "measure more requests, at another load, or begin with another --profile"
         )
     save_profile(found.profile(name), out)

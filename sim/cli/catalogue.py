@@ -12,9 +12,9 @@ _Json = Annotated[bool, Parameter(name="--json", negative="")]
 
 
 def models(*, as_json: _Json = False) -> None:
-    """The models known by name: sizes, sources, accuracy.
+    """List the models known by name: sizes, sources, accuracy.
 
-    A config.json, or an id in the local Hugging Face cache, is a model as well.
+    A config.json, or an id in the local Hugging Face cache, also names a model.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def models(*, as_json: _Json = False) -> None:
 
 
 def gpus(*, as_json: _Json = False) -> None:
-    """The GPUs known by name: rates, sources, accuracy.
+    """List the GPUs known by name: rates, sources, accuracy.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def gpus(*, as_json: _Json = False) -> None:
 
 
 def policies(*, as_json: _Json = False) -> None:
-    """The policies known by name: sources, accuracy.
+    """List the policies known by name: sources, accuracy.
 
     Parameters
     ----------

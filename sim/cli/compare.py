@@ -28,7 +28,7 @@ def compare(
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     overwrite: _Flag = False,
 ) -> None:
-    """Compare simulated runs with measured ones, metric by metric, and say where they part.
+    """Compare simulated runs with measured ones, metric by metric, and say where they differ.
 
     For example:
 
@@ -40,19 +40,19 @@ def compare(
         Folders that `simulate --out` wrote, and files of measurements; several files are repeats
         of one load.
     format: str
-        Format of the measured files, where their content does not tell.
+        Format of the measured files, if their content does not show it.
     columns: str
         Columns of any CSV file: arrival=ts,prompt=in,output=out,ttft=first:ms (docs/traces.md).
     benchmark: int
         Which benchmark of a report of guidellm with several, from 1.
     metrics_every: float
-        Seconds of a window in which runs may part; a tenth of the measurement unless given.
+        Seconds of each window that is compared; by default a tenth of the measurement.
     rerun: bool
-        Simulate again with one term changed after another, and name those that come closer.
+        Simulate again with one term changed at a time, and name the terms that lower the error.
     out: Path
         Folder for compare.json, compare.md and cdf.png.
     overwrite: bool
-        Replace a former comparison in --out.
+        Replace an earlier comparison in --out.
     """
     from twinserve.sim.results.command import command
     from twinserve.sim.results.files import find_runs, read_run

@@ -25,8 +25,9 @@ def emulate(
 ) -> None:
     """Start a real vLLM server on an emulated GPU: steps last as long as a profile says.
 
-    API server, scheduler, block pool and metrics are vLLM's. There are no weights; tokens are made
-    up. Runs until SIGTERM or Ctrl-C. Needs vLLM; its CPU build is enough (docs/emulate.md).
+    API server, scheduler, block pool and metrics are vLLM's. There are no weights, and tokens have
+    no meaning. The server runs until SIGTERM or Ctrl-C. Needs vLLM; its CPU build is enough
+    (docs/emulate.md).
 
     For example:
 
@@ -44,9 +45,9 @@ def emulate(
     port: int
         Where to listen.
     policy: str
-        A policy of ours schedules, as of simulate; without it vLLM's own scheduler does.
+        Policy that schedules, as of simulate; by default vLLM's own scheduler.
     tokenizer: str
-        Folder of the model's tokenizer; without it one of English words is made.
+        Folder of the model's tokenizer; by default one of English words is made.
     num_blocks: int
         KV blocks that requests can use, instead of the profile's.
     max_num_seqs: int
@@ -56,9 +57,9 @@ def emulate(
     max_model_len: int
         Tokens of the longest request, instead of the profile's.
     no_async_scheduling: bool
-        Plan a step when the one before has ended.
+        Plan a step after the previous one has ended.
     no_prefix_caching: bool
-        Keep no prefixes.
+        Do not cache prefixes.
     """
     from twinserve.backends.live.emulate.serve import serve
     from twinserve.sim.setup.config import SimulationConfig

@@ -1,5 +1,5 @@
-"""Where the console commands begin. Nothing but Python itself has loaded here, so that Ctrl-C ends
-in one line from the first import on."""
+"""The start of the console commands. Only Python itself has loaded here, so Ctrl-C ends in one line
+from the first import on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`twinserve limit`: the most load that a server keeps its objectives under."""
+"""`twinserve limit`: the largest load at which a server keeps its objectives."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def limit(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The largest request rate, or number of clients, at which a server keeps its objectives.
+    """Find the largest request rate, or number of clients, at which a server keeps its objectives.
 
-    Also what breaks first, and the curve of latency over load. Several settings or GPUs are
-    compared.
+    The command also says which objective breaks first, and gives latency over load. It compares
+    several settings or GPUs.
 
     For example:
 
@@ -46,10 +46,10 @@ def limit(
     Parameters
     ----------
     config: SimulationConfig
-        Settings of the server and its requests. --slo needs percentiles. Where --requests is not
-        given, so many that they last two minutes at the estimated capacity.
+        Settings of the server and its requests. --slo needs percentiles. By default, --requests
+        last two minutes at the estimated capacity.
     concurrency: bool
-        Look for clients at once, each sending its next request when the last has ended.
+        Find the largest number of clients. Each sends its next request when its last one has ended.
     grid: list[str]
         NAME=VALUE,VALUE of one setting, as of sweep: a limit for each.
     params: list[Path]

@@ -1,4 +1,4 @@
-"""Limits as tables with what they say in words, as limit.json, and as charts."""
+"""Limits as tables with sentences, as limit.json, and as charts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def print_limits(found: Limits, console: Console | None = None) -> None:
 
 
 def lines_of(limit: Limit, found: Limits) -> Iterator[str]:
-    """What one server keeps, and what breaks first."""
+    """Return lines on the load that one server keeps, and on what breaks first."""
     unit, name = unit_of(found), name_of(limit)
     if limit.load is None:
         yield f"{name}: not even {limit.points[0].load:g} {unit} keep the objectives"
@@ -73,7 +73,7 @@ def lines_of(limit: Limit, found: Limits) -> Iterator[str]:
 
 
 def broken(point: Point) -> list[str]:
-    """What is not kept, and by how much."""
+    """Return which objectives break, and by how much."""
     missed = [one for one in point.attained if one.share < (one.objective.share or 0.0)]
     said = [_missed(one) for one in missed]
     return said + [point.queue[1]] * point.grows

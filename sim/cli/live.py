@@ -54,10 +54,10 @@ def replay(
 ) -> None:
     """Execute a simulated run on a live vLLM engine in this process.
 
-    Locked: the run's decision log, step by step; vLLM must schedule exactly the plans. Free: its
-    requests arrive again, the policy decides on the live state, and request metrics stand beside
-    the simulated ones. Where the engine does something else than planned, or an answer lacks
-    tokens, the command fails after all has been written.
+    A locked replay follows the run's decision log step by step; vLLM must schedule exactly the
+    plans. In a free replay the requests arrive again, the policy decides on the live state, and
+    metrics are compared with the simulated ones. If the engine departs from a plan, or an answer
+    lacks tokens, the command writes all results and then fails.
 
     For example:
 
@@ -73,8 +73,8 @@ def replay(
         Folder of a model (config.json, weights), or `tiny`, `deep` or `small`: Llamas of 0.4, 1.4
         and 18 M parameters and 2, 8 and 8 layers, seeded weights.
     mode: str
-        locked, free or apart. apart: of a fleet with prefill apart from decode, a live engine for
-        each replica, which decides by itself and hands real KV over (docs/kv_transfer.md).
+        locked, free or apart. apart: for a fleet with prefill apart from decode. Each replica is a
+        live engine, which decides by itself and hands real KV over (docs/kv_transfer.md).
     pace: str
         Of a free replay. wall: requests arrive in wall time. measured: the clock advances by each
         step's measured time and jumps over idle time.
@@ -85,9 +85,9 @@ def replay(
     graphs: bool
         CUDA graphs and compilation.
     physical: bool
-        KV lies in the ledger's own blocks and slots (bidirectional), or in its cells, layer by
-        layer (layerwise), in a pool of exactly its size; otherwise its memory is accounted beside a
-        larger pool of vLLM's.
+        Keep KV where the ledger has it: in its blocks and slots (bidirectional), or in its cells,
+        layer by layer (layerwise). By default vLLM keeps KV in a larger pool of its own, and the
+        ledger only accounts for it.
     engine_arg: list[str]
         NAME=VALUE, further vLLM engine arguments; may be repeated.
     steps: Path
@@ -97,7 +97,7 @@ def replay(
     out: Path
         Folder for the results of a free replay.
     overwrite: bool
-        Replace the former run in --out.
+        Replace the earlier run in --out.
     as_json: bool
         Print the result as JSON and nothing else.
     quiet: bool
@@ -139,7 +139,7 @@ def replay(
 
 @contextlib.contextmanager
 def live_engine(settings: LiveSettings, model: str) -> Iterator[VllmEngine]:
-    """A running engine with `model` (a folder, or one of SEEDED)."""
+    """Provide a running engine with `model` (a folder, or one of SEEDED)."""
     from twinserve.backends.live.engine.engine import VllmEngine
     from twinserve.backends.live.versions import installed_vllm
 
@@ -154,8 +154,8 @@ def live_engine(settings: LiveSettings, model: str) -> Iterator[VllmEngine]:
 
 @contextlib.contextmanager
 def with_model(settings: LiveSettings, model: str) -> Iterator[LiveSettings]:
-    """`settings` of engines with `model` (a folder, or one of SEEDED), which is there meanwhile.
-    Raises SettingsError where there is none."""
+    """Provide `settings` of engines with `model` (a folder, or one of SEEDED); a seeded model
+    exists only within the context. Raises SettingsError if there is no such model."""
     from twinserve.sim.setup.config import SettingsError
 
     if model not in SEEDED:
@@ -174,7 +174,7 @@ def with_model(settings: LiveSettings, model: str) -> Iterator[LiveSettings]:
 
 
 def engine_arguments(given: list[str] | None) -> dict:
-    """NAME=VALUE pairs as vLLM engine arguments; numbers and booleans are read as such."""
+    """Return NAME=VALUE pairs as vLLM engine arguments; numbers and booleans are parsed."""
     from twinserve.sim.setup.config import SettingsError
 
     arguments: dict = {}
@@ -246,7 +246,8 @@ def _locked(
 def locked_summary(
     found: LockedReplay, log: DecisionLog, version: str, physical: bool = False
 ) -> dict:
-    """A locked replay as plain values; seconds, percent. physical: it ran on a layout made real."""
+    """Return a locked replay as plain values; seconds, percent. physical: KV was kept where the
+    ledger has it."""
     from twinserve.backends.counts import not_made
     from twinserve.sim.twin.live import owns_pool
 

@@ -1,8 +1,8 @@
-"""The console commands: `simulate`, and `twinserve VERB`. Each verb lives in its own module; here
-they are joined, and whatever is wrong with the input ends as one line and a non-zero exit.
+"""The console commands: `simulate`, and `twinserve VERB`. Each verb has its own module; this one
+joins them. Bad input ends as one line and a non-zero exit.
 
-Verbs load when they are called, and what they work with loads when they work: a version or a page
-of help waits for no numpy. tests/sim/test_startup.py says what may load.
+Verbs load when they are called, and their libraries load when they work: a version or a page of
+help does not load numpy. tests/sim/test_startup.py says what may load.
 """
 
 from __future__ import annotations
@@ -44,24 +44,32 @@ VERBS = {
     ),
     "plan": (
         f"{_CLI}.plan:plan",
-        "The cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and how "
-        "to start them.",
+        "Find the cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and "
+        "how to start them.",
     ),
     "limit": (
         f"{_CLI}.limit:limit",
-        "The largest request rate, or number of clients, at which a server keeps its objectives.",
+        "Find the largest request rate, or number of clients, at which a server keeps its "
+        "objectives.",
     ),
     "trace": (
         f"{_CLI}.trace:trace_app",
         "Request traces: list, fetch, inspect, convert, anonymise, make.",
     ),
     "profiles": (f"{_CLI}.profiles:profiles_app", "Hardware and model profiles."),
-    "models": (f"{_CLI}.catalogue:models", "The models known by name: sizes, sources, accuracy."),
-    "gpus": (f"{_CLI}.catalogue:gpus", "The GPUs known by name: rates, sources, accuracy."),
-    "policies": (f"{_CLI}.catalogue:policies", "The policies known by name: sources, accuracy."),
+    "models": (
+        f"{_CLI}.catalogue:models",
+        "List the models known by name: sizes, sources, accuracy.",
+    ),
+    "gpus": (f"{_CLI}.catalogue:gpus", "List the GPUs known by name: rates, sources, accuracy."),
+    "policies": (
+        f"{_CLI}.catalogue:policies",
+        "List the policies known by name: sources, accuracy.",
+    ),
     "report": (
         f"{_CLI}.report:report",
-        "One self-contained HTML page about runs, sweeps, plans, comparisons and validations.",
+        "Write one self-contained HTML page about runs, sweeps, plans, comparisons and "
+        "validations.",
     ),
     "replay": (
         f"{_CLI}.live:replay",
@@ -87,7 +95,7 @@ VERBS = {
     ),
     "compare": (
         f"{_CLI}.compare:compare",
-        "Compare simulated runs with measured ones, metric by metric, and say where they part.",
+        "Compare simulated runs with measured ones, metric by metric, and say where they differ.",
     ),
     "check": (
         f"{_CLI}.check:check",
@@ -142,9 +150,9 @@ def simulate_main(arguments: Sequence[str] | None = None) -> None:
 
 
 def twinserve_app(given: Sequence[str] = ()) -> cyclopts.App:
-    """`twinserve` with all its verbs, none of which is loaded.
+    """Return `twinserve` with all its verbs; none of them is loaded.
 
-    given  the words after it: the verb that they call has its own help
+    given  the words after `twinserve`: the verb that they name has its own help
     """
     import cyclopts
 
@@ -205,7 +213,7 @@ def run_app(
     """Run `app` on the arguments (None: those of the process), and end with SystemExit: bad input
     as one line on stderr.
 
-    interrupted  what is said after Ctrl-C and SIGTERM
+    interrupted  the message after Ctrl-C and SIGTERM
     """
     app.suppress_keyboard_interrupt = False  # Ctrl-C is ours to explain, below
     if arguments is None:  # a process of our own; a caller in Python keeps its handlers

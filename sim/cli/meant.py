@@ -1,5 +1,4 @@
-"""What a user means by an unknown option or command: near in meaning, or else in its
-letters."""
+"""Suggestions for an unknown option or command: near in meaning, or else in spelling."""
 
 from __future__ import annotations
 
@@ -85,8 +84,8 @@ _COMMANDS = {
 
 
 def option_meant(word: str, known: Collection[str]) -> str:
-    """Of an option that a command does not have, `--qps=3` or `--qps`: what to write instead, as
-    ` Did you mean --rate?`; empty where nothing is near.
+    """Return a suggestion for an unknown option, `--qps=3` or `--qps`, as ` Did you mean --rate?`;
+    empty if no option is near.
 
     known  the options that the command has
     """
@@ -98,7 +97,7 @@ def option_meant(word: str, known: Collection[str]) -> str:
 
 
 def command_meant(word: str, known: Collection[str]) -> str:
-    """Of a command that there is not, as `option_meant`."""
+    """Return a suggestion for an unknown command, as `option_meant`."""
     for command, words in _COMMANDS.items():
         if command in known and word.lower() in words.split():
             return f" Did you mean {command}?"
@@ -113,5 +112,5 @@ def _slip(word: str, known: Collection[str]) -> str:
 
 
 def without_guess(line: str) -> str:
-    """A parser's complaint without what it takes for meant."""
+    """Return a parser's complaint without the parser's own suggestion."""
     return re.sub(r" Did you mean \S+\?.*$", "", line)

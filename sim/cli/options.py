@@ -1,4 +1,4 @@
-"""Options that several commands have, and the headings that their pages of help have them under."""
+"""Options of several commands, and the headings of help pages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Pages of help: docstrings as plain text, since a reader of Markdown would take a fifth of the
-time that a page takes."""
+"""Pages of help: docstrings as plain text. A Markdown renderer would take a fifth of a page's
+time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class Pages:
-    """A help formatter of cyclopts: its own one, with lines broken where the terminal ends and not
-    where the source does."""
+    """Cyclopts' help formatter, with lines broken at the terminal's width instead of the
+    source's."""
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         from cyclopts.help import DefaultFormatter

@@ -66,8 +66,8 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and how to
-    start them.
+    """Find the cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and how
+    to start them.
 
     For example:
 
@@ -80,7 +80,7 @@ def plan(
         Model of the catalogue, a config.json, or an id in the local Hugging Face cache; or the file
         of a profile, as calibrate writes it: then its GPUs are the only ones.
     from_vllm: str
-        As of simulate: model and limits of that server, where it states them. Flags win.
+        As of simulate: model and limits of that server, if it states them. Flags win.
     trace: list[str]
         Recorded trace, name or file, or a generated one at --rate; given again, the plan holds on
         the peak of each.
@@ -103,18 +103,19 @@ def plan(
     peak: float
         Seconds of the peak that are judged.
     lead: float
-        Seconds before it that fill the engines.
+        Seconds before the peak that fill the engines.
     seeds: int
         Draws of the peak for each sized row: as recorded, and with lengths dealt anew.
     most_gpus: int
         Most GPUs of a candidate.
     pool: int
-        Offline requests in each batch of a closed loop: also plan a day with that beside the online
-        requests. 0: none.
+        Offline requests in each batch of a closed loop: also plan a day with this loop on the same
+        GPUs. 0: none.
     survive: int
-        Replicas that fail as the peak begins, and stay down: the objectives are kept all the same.
+        Replicas that fail when the peak begins and stay down. The plan keeps the objectives without
+        them.
     on_failure: str
-        As of simulate: what becomes of their requests.
+        As of simulate: what happens to their requests.
     detection: float
         As of simulate.
     step_times: str
@@ -138,14 +139,14 @@ def plan(
     async_scheduling: bool
         As of simulate.
     prefill_decode: bool
-        Beside each row also try prefill apart from decode on the same GPUs.
+        For each row, also try prefill apart from decode on the same GPUs.
     all_sizes: bool
-        Size every candidate, also where another one is cheaper for sure.
+        Size every candidate, even if another one is certainly cheaper.
     workers: int
         Processes; by default one for each core.
     emit: str
-        Also write into --out what starts the servers: serve.sh (one replica), kubernetes.yaml,
-        values.yaml (of llm-d's modelservice chart) or compose.yaml.
+        Also write into --out a file that starts the servers: serve.sh (one replica),
+        kubernetes.yaml, values.yaml (of llm-d's modelservice chart) or compose.yaml.
     out: Path
         Folder for plan.json, pareto.png and start.sh.
     as_json: bool

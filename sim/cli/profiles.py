@@ -1,4 +1,4 @@
-"""`twinserve profiles`: what hardware and models the simulator knows, and how to add to it."""
+"""`twinserve profiles`: the hardware and models that the simulator knows, and how to add some."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Flag = Annotated[bool, Parameter(negative="")]
 
 @profiles_app.command(name="list")
 def list_() -> None:
-    """The shipped profiles, one a line. Others are derived on demand: MODEL@GPU[:tpN]."""
+    """List the shipped profiles, one a line. Others are derived on demand: MODEL@GPU[:tpN]."""
     from twinserve.profiles.names import list_profiles
     from twinserve.profiles.profile import load_profile
 
@@ -29,7 +29,7 @@ def list_() -> None:
 
 @profiles_app.command
 def show(name: str, *, step_times: _StepTimes = "auto", engine_version: str | None = None) -> None:
-    """A profile in full, as JSON; how sure its step times are, on stderr.
+    """Print a profile in full, as JSON; the accuracy of its step times goes to stderr.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def build(
     engine_version: str | None = None,
     overwrite: _Flag = False,
 ) -> None:
-    """A profile from measured operator tables (needs the [profiles] extra).
+    """Build a profile from measured operator tables (needs the [profiles] extra).
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def build(
     engine_version: str
         Release of vLLM whose KV memory and defaults are meant, as 0.19.
     overwrite: bool
-        Replace the profile if it is there already.
+        Replace the profile if it exists.
     """
     from twinserve.profiles.catalog import find_gpu
     from twinserve.profiles.kv_memory.releases import check_release
@@ -120,7 +120,7 @@ def scale(
     kv: float = 1.0,
     overwrite: _Flag = False,
 ) -> None:
-    """A profile that is off on purpose, to see what depends on it (docs/studies.md).
+    """Scale a profile's times on purpose, to see which results depend on them (docs/studies.md).
 
     Parameters
     ----------
@@ -131,9 +131,9 @@ def scale(
     step: float
         Factor on all step times.
     prefill: float
-        Factor on what prompt tokens add to a step.
+        Factor on the time that prompt tokens add to a step.
     decode: float
-        Factor on what a step's decodes take by themselves, the host's share left out.
+        Factor on the time of a step's decodes alone, without the host's share.
     host: float
         Factor on the host's share of a step.
     pcie: float
@@ -179,8 +179,8 @@ def fit(
         What --out writes: host (the profile's form with fitted host terms; the default), bros, or
         table.
     out: Path
-        Write the profile with fitted step times (.json); needs --profile, whose engine the steps
-        are of.
+        Write the profile with fitted step times (.json); needs --profile, the profile of the engine
+        that made the steps.
     overwrite: bool
         Replace the profile if it is there already.
     """
@@ -248,8 +248,8 @@ def _show_fits(found, works, seconds) -> None:
 
 
 def check_target(path: Path, overwrite: bool = False, suffix: str = ".json") -> None:
-    """Find out before working for minutes. Raises ResultsError where `path` cannot be written,
-    could not be read again by its name, or is there already and `overwrite` is not set."""
+    """Check `path` before minutes of work. Raises ResultsError if it cannot be written, has an
+    ending that readers do not know, or exists and `overwrite` is not set."""
     from twinserve.sim.results.files import ResultsError
     from twinserve.traces.write import check_free
 

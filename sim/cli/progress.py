@@ -1,5 +1,5 @@
-"""How far a long command is, on stderr: simulated time, requests, speed, time left. A bar on a
-terminal; elsewhere a plain line now and then, and none in the first seconds. Wall time is shown,
+"""Progress of a long command, on stderr: simulated time, requests, speed, time left. A terminal
+shows a bar; else a plain line appears now and then, after the first seconds. Wall time is shown,
 and decides nothing.
 """
 
@@ -23,20 +23,20 @@ _SOONEST_S = 2.0  # an estimate from less is worth nothing
 
 
 def time_left(share: float, elapsed_s: float) -> float | None:
-    """Wall seconds until the end, where `share` of the work (0 to 1) took `elapsed_s`. None while
-    there is too little to judge by, and at the end."""
+    """Return wall seconds until the end, if `share` of the work (0 to 1) took `elapsed_s`. None at
+    the end, and while the share is too small to judge by."""
     if elapsed_s < _SOONEST_S or not 0 < share < 1:
         return None
     return elapsed_s * (1 - share) / share
 
 
 def plain_line(label: str, *parts: str) -> str:
-    """`label: part, part`, as one line; empty parts are left out."""
+    """Return `label: part, part` as one line; empty parts are left out."""
     return " ".join(f"{label}: {', '.join(filter(None, parts))}".split())
 
 
 def left_text(share: float, elapsed_s: float) -> str:
-    """`11 s left`, `3 min left`, `2 h 5 min left`; empty while that is not known."""
+    """Return `11 s left`, `3 min left`, `2 h 5 min left`; empty while the time is not known."""
     seconds = time_left(share, elapsed_s)
     if seconds is None:
         return ""
@@ -47,7 +47,8 @@ def left_text(share: float, elapsed_s: float) -> str:
 
 
 def run_parts(state: RunState, elapsed_s: float) -> list[str]:
-    """A simulation that has run for `elapsed_s` wall seconds: simulated time, requests, speed."""
+    """Return the parts of a line on a simulation after `elapsed_s` wall seconds: simulated time,
+    requests, speed."""
     digits = 0 if max(state.now_s, state.total_s) >= 100 else 1
     now, total = f"{state.now_s:,.{digits}f}", f"{state.total_s:,.{digits}f}"
     if state.now_s <= state.total_s:
@@ -64,7 +65,7 @@ def run_parts(state: RunState, elapsed_s: float) -> list[str]:
 
 
 class RunProgress:
-    """Shows the parts of a command, one after another.
+    """Show the parts of a command, one after another.
 
     shown  False: says nothing at all
     file   by default stderr
@@ -108,7 +109,8 @@ class RunProgress:
         self.console.print(text, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def begin(self, label: str, share: float = 0.0) -> None:
-        """The next part. share: how much of it was done before, and says nothing of its pace."""
+        """Begin the next part. share: how much of it was done before; it does not count for the
+        pace."""
         self._label, self._began, self._from = label, self._now(), share
         self._task = self.bar.add_task(label, total=1.0, left="", state="")
         self.bar.update(self._task, completed=share)
@@ -116,21 +118,21 @@ class RunProgress:
             self._next = self._began
 
     def end(self, result: RunResult | None = None) -> None:
-        """Of the part that began last."""
+        """End the part that began last."""
         if self._task is not None:
             self.bar.update(self._task, completed=1.0)
 
     def report(self, state: RunState) -> None:
-        """A simulation. Called often; shows seldom."""
+        """Report a simulation. It is called often, and shows seldom."""
         if self._due():
             self._show(state.share, run_parts(state, self._elapsed_s()))
 
     def steps(self, done: int, total: int) -> None:
-        """Steps of a replay."""
+        """Report steps of a replay."""
         self.count(done, total, "steps")
 
     def count(self, done: int, total: int, what: str) -> None:
-        """Equal pieces, by their name in the plural: steps, points, runs."""
+        """Report equal pieces, by their name in the plural: steps, points, runs."""
         if self._due():
             self._show(done / max(total, 1), [f"{done:,} of {total:,} {what}"])
 
@@ -140,12 +142,12 @@ class RunProgress:
             self._show(done / (done + 100), [f"{done} simulations"], known=False)
 
     def part(self, share: float, text: str) -> None:
-        """Anything else: how much of it is done, and what is being done."""
+        """Report any other part: the share that is done, and what is being done."""
         if self._due():
             self._show(share, [text])
 
     def download(self, done: int, total: int | None) -> None:
-        """Bytes of a trace that is being fetched; `total` where it is known."""
+        """Report bytes of a trace that is being fetched; `total` if it is known."""
         if self._label != "download":
             self.begin("download")
         if self._due():

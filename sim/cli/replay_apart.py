@@ -10,8 +10,8 @@ from twinserve.sim.cli.progress import RunProgress
 
 
 def replay_apart(run: Path, model: str, options: dict, as_json: bool, quiet: bool) -> None:
-    """options  weights, dtype, physical, extra: as `replay` has them. Raises SettingsError for runs
-    that live engines cannot follow, and LiveEngineError where they did otherwise."""
+    """options weights, dtype, physical, extra: as `replay` has them. Raises SettingsError for runs
+    that live engines cannot follow, and LiveEngineError if they departed from the run."""
     from twinserve.backends.live.apart.folder import shared_folder
     from twinserve.backends.live.versions import LiveEngineError, installed_vllm
     from twinserve.sim.cli.live import with_model

@@ -1,4 +1,4 @@
-"""`twinserve report`: one page about what commands have left in folders."""
+"""`twinserve report`: one page about the folders that commands wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def report(
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     overwrite: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """One self-contained HTML page about runs, sweeps, plans, comparisons and validations.
+    """Write one self-contained HTML page about runs, sweeps, plans, comparisons and validations.
 
     For example:
 
@@ -25,12 +25,12 @@ def report(
     Parameters
     ----------
     runs: list[Path]
-        Folders that `--out` of these commands wrote, or folders that hold such at any depth, in the
-        order of the page.
+        Folders that `--out` of these commands wrote, or that contain such folders at any depth. The
+        page keeps their order.
     out: Path
         The .html file, or a folder for it.
     overwrite: bool
-        Replace a page that is there.
+        Replace an existing page.
     """
     from twinserve.sim.report.html import write_report
 

@@ -25,9 +25,9 @@ def reroute(
 ) -> None:
     """Decide again what a live router decided, with the views and the router of a simulated fleet.
 
-    What the live router heard gives the same views and the same picks; where it does not, the
-    command fails. Beside it: how many differ where the router hears measurements as the simulator
-    models them, by the age of what the live router knew.
+    The record must give the same views and the same picks, or the command fails. The command also
+    counts picks that differ if the router gets measurements as the simulator models them, by the
+    age of the live router's measurements.
 
     For example:
 
@@ -39,7 +39,7 @@ def reroute(
     record: Path
         File that `twinserve route --record` wrote.
     router: str
-        Another router than the recorded one; then picks may differ.
+        A router other than the recorded one; then picks may differ.
     age: float
         Seconds from a simulated measurement to its arrival; by default the median of the polls.
     interval: float

@@ -48,7 +48,7 @@ def route(
 ) -> None:
     """Send requests of OpenAI's API to vLLM servers as a simulated router would.
 
-    Runs until SIGTERM or Ctrl-C; requests under way then end, new ones are refused.
+    The command runs until SIGTERM or Ctrl-C. Then requests under way end, and new ones are refused.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ def route(
     misses: int
         Failed checks in a row after which a worker is down.
     back_off: float
-        Longest time in seconds that a worker which comes and goes is left out.
+        Longest time in seconds for which a worker that fails repeatedly gets no requests.
     retries: int
         How often a request is sent again when a worker loses it.
     no_migration: bool
-        A streamed answer that was begun ends with its worker.
+        Do not continue a streamed answer on another worker if its worker fails.
     max_in_flight: int
         Requests at workers at once; more of them wait.
     queue: int
@@ -87,17 +87,17 @@ def route(
     header_bytes: int
         Longest request line, and longest header.
     body_timeout: float
-        Seconds in which a request's body must come.
+        Seconds within which a request's body must arrive.
     idle_timeout: float
         Seconds after which a connection without a whole request is closed.
     write_timeout: float
-        Seconds after which a client is cut off that takes nothing of its answer.
+        Seconds after which a client that reads nothing of its answer is disconnected.
     drain: float
         Seconds that requests may take to end after SIGTERM.
     session_header: str
         Requests with the same value of this header are one session.
     session_expiry: float
-        Seconds that a silent session is remembered.
+        Seconds for which a session without requests is remembered.
     clients: str
         The servers' file of clients, or trusted: how far claims about requests are believed.
     kv_events: list[str]
@@ -106,9 +106,9 @@ def route(
     profile: str
         Profile of the workers, for routers that predict step times: a name, or a .json file.
     record: Path
-        Write all that the router is told, is asked and says to this .jsonl.gz file, at the end.
+        Write all signals, requests and picks of the router to this .jsonl.gz file, at the end.
     overwrite: bool
-        Replace a record that is there.
+        Replace an existing record.
     """
     from twinserve.backends.live.route.settings import RouteSettings, require_libraries
     from twinserve.sim.setup.config import SettingsError

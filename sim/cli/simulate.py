@@ -84,7 +84,7 @@ def simulate(
     out: Path
         Folder for the results; with several policies, one folder in it for each.
     overwrite: bool
-        Replace the former run in --out, and the files of --export and --bench-json.
+        Replace the earlier run in --out, and the files of --export and --bench-json.
     resume: bool
         Keep the runs of the same settings that --out holds already, and run the other policies.
     timeline: bool
@@ -99,8 +99,8 @@ def simulate(
     export: Path
         Write the requests that were submitted, best-effort pool included, as a trace file.
     bench_json: Path
-        Write the results as vllm bench serve --save-detailed does (.json), for tools that read
-        those.
+        Write the results as vllm bench serve --save-detailed does (.json), for tools that read such
+        files.
     as_json: bool
         Print the summary as JSON and nothing else.
     quiet: bool
@@ -280,7 +280,8 @@ def _drafting(inputs: Inputs) -> dict[str, Hardware]:
 
 
 def headline(inputs: Inputs) -> str:
-    """What is run, a line each: requests, hardware, how much of it they ask for, objectives."""
+    """Return lines on the run: requests, hardware, the share of its capacity that requests ask for,
+    objectives."""
     from twinserve.profiles.evidence import describe_step_times
     from twinserve.sim.setup.offered_load import offered_load_of
 

@@ -1,4 +1,4 @@
-"""`twinserve sweep`: many runs, over combinations of settings, and what they have in common."""
+"""`twinserve sweep`: many runs, over combinations of settings, and their tables."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def sweep(
     dry_run: Annotated[Flag, Doing] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run simulate over combinations of its settings: files and grids are crossed. What has ended
-    is kept, and the same command goes on.
+    """Run simulate over combinations of its settings: files and grids are crossed. Finished runs
+    are kept; the same command continues.
 
     For example:
 
@@ -105,7 +105,7 @@ def sweep(
         Each run four times more with step times off by their expected error: tables and plots show
         how far its numbers move.
     out: Path
-        Folder for tables and plots; runs that have ended are kept there.
+        Folder for tables and plots; finished runs are kept there.
     workers: int
         Processes. [default: one for each core]
     executor: Literal["local", "ray"]
@@ -113,9 +113,9 @@ def sweep(
     plot: list[str]
         What to draw: x=load y=classes.rt.mean_ttft_ms,output_throughput; names as in table.csv.
     retry_failed: bool
-        Run again what failed before.
+        Run failed runs again.
     any_version: bool
-        Also take runs that another version of the code has run.
+        Also use finished runs of other versions of the code.
     dry_run: bool
         List the runs, and run nothing.
     quiet: bool
@@ -178,7 +178,7 @@ def runs_of_flags(
     preset: str | None,
     config_file: Path | None,
 ) -> list[Run]:
-    """All runs, checked as far as that is possible without running them. Raises SettingsError."""
+    """Return all runs, checked as far as possible without running them. Raises SettingsError."""
     from twinserve.sim.setup.presets import defaults, over
     from twinserve.sim.sweep import combinations as of
     from twinserve.sim.sweep.check import check_names

@@ -19,7 +19,7 @@ _Flag = Annotated[bool, Parameter(negative="")]
 
 @trace_app.command(name="list")
 def list_() -> None:
-    """The traces known by name, and where each would come from."""
+    """List the traces known by name, and the source of each."""
     from rich.console import Console
     from rich.table import Table
 
@@ -65,14 +65,14 @@ def inspect(
     offline: _Flag = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """What is in a trace: where it came from, rate, lengths, prefix sharing.
+    """Show what a trace holds: source, rate, lengths, prefix sharing.
 
     Parameters
     ----------
     trace: str
         Name or file.
     format: str
-        Format of a file whose content does not tell.
+        Format of a file whose content does not show it.
     columns: str
         Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
     benchmark: int
@@ -143,7 +143,7 @@ def convert(
     target: Path
         The .jsonl file to write.
     format: str
-        Format of a source whose content does not tell.
+        Format of a source whose content does not show it.
     columns: str
         Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
     benchmark: int
@@ -151,9 +151,9 @@ def convert(
     rate: float
         Requests a second, for sources that have lengths only.
     raw_arrivals: bool
-        Keep arrivals on the ticks they were recorded with.
+        Keep arrivals on the ticks of the recording.
     overwrite: bool
-        Replace the target if it is there already.
+        Replace the target if it exists.
     """
     from twinserve.traces import verbs
 

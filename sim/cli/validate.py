@@ -47,10 +47,10 @@ def validate(
 ) -> None:
     """Run one workload simulated and live, policy by policy, and compare.
 
-    Give the engine's own profile with --profile (twinserve calibrate writes one). Errors stand
-    beside the spread of the live engine's repeated runs. A policy whose replay drifts, or loses or
-    shortens an answer, fails: the others go on, their results are written, and the command fails
-    at its end.
+    Give the engine's own profile with --profile (twinserve calibrate writes one). Errors are shown
+    with the spread of the live engine's repeated runs. A policy fails if its replay drifts, or if
+    an answer is lost or shortened. The others go on, their results are written, and the command
+    fails at its end.
 
     For example:
 
@@ -80,13 +80,13 @@ def validate(
         The engine has an emulated GPU, of --profile, and virtual time: vLLM's own loop must decide
         what was simulated, step by step. No model, no repeats.
     limit: float
-        Seconds after which no run goes on: what has ended by then is compared, and marked as
-        partial. Starting engines does not count.
+        Stop all runs after so many seconds; finished runs are compared and marked as partial.
+        Starting engines does not count.
     out: Path
-        Folder for the comparison: validation.json, validation.md, plots, the rows of all runs.
-        The steps of each run are kept beside it (FOLDER.steps) until all is written.
+        Folder for the comparison: validation.json, validation.md, plots, the rows of all runs. The
+        steps of each run are kept next to it (FOLDER.steps) until all is written.
     overwrite: bool
-        Replace the former comparison in --out.
+        Replace the earlier comparison in --out.
     as_json: bool
         Print the comparison as JSON and nothing else.
     quiet: bool

@@ -249,7 +249,7 @@ def offline_throughput(
         both = merge(online, offline)
     if not online.span_s:
         raise WorkloadError(
-            f"{online.provenance.name}: all online requests arrive at once: no rate can be told"
+            f"{online.provenance.name}: all online requests arrive at once: they have no rate"
         )
     inputs = _inputs(config, both)
     last_come = np.nextafter(online.last_arrival_s, np.inf)

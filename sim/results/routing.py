@@ -182,7 +182,7 @@ def _events(lines: list[list]) -> Iterator[Event]:
             first = error.errors()[0]
             raise ValueError(f"line {number}: {kind}: {first['msg']}") from None
         if not fits:
-            raise ValueError(f"line {number}: {kind}: of what was not there")
+            raise ValueError(f"line {number}: {kind}: names what was not recorded before")
         yield event
 
 

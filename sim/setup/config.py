@@ -39,7 +39,7 @@ GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing s
 
 
 def below(base: dict, given: dict) -> dict:
-    """`base` without what settings that are given say otherwise, and these."""
+    """Return `base` with the settings of `given`, which replace those that they exclude."""
     kept = dict(base)
     if any(given.get(name) is not None for name in KV_SIZES):
         kept = {name: value for name, value in kept.items() if name not in KV_SIZES}
@@ -53,7 +53,7 @@ class SettingsError(TwinserveError, ValueError):
 
 
 def settings_line(error: ValidationError) -> str:
-    """The first thing that a settings model found wrong, with the flag's name."""
+    """Return the first error of a settings model, with the flag's name."""
     first = error.errors()[0]
     where = "".join(f"--{str(part).replace('_', '-')}" for part in first["loc"][:1])
     said = first["msg"].removeprefix("Value error, ")
@@ -65,7 +65,7 @@ def settings_line(error: ValidationError) -> str:
 @grouped
 @Parameter(name="*")
 class SimulationConfig(BaseModel):
-    """What is simulated. Everything that changes a result is here, and nothing else."""
+    """Settings of a simulation: every setting that changes a result, and no other."""
 
     # Its validators are built when the first settings are checked: a page of help needs none.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -76,7 +76,7 @@ class SimulationConfig(BaseModel):
     trace: Annotated[str, Parameter(name=["--trace", "-t"])] = "mooncake"
     "Trace name or file (see: twinserve trace list)."
     format: str | None = None
-    "Format of the trace file, where its content does not tell."
+    "Format of the trace file, if its content does not show it."
     columns: str | None = None
     "Columns of a CSV file that is the trace: arrival=ts,prompt=in,output=out (docs/traces.md)."
     seed: int = Field(0, ge=0)
@@ -97,7 +97,7 @@ class SimulationConfig(BaseModel):
     "Speed up the arrivals of a recorded trace by this factor. [default: 1, as recorded]"
     load: float | None = Field(None, gt=0)
     """Set the arrival rate to this share of the estimated capacity of all replicas, best-effort
-    pool not counted. Arrivals stay as they are where it is not given."""
+    pool not counted. By default arrivals stay as they are."""
     window: Annotated[tuple[float, float] | None, Parameter(negative="")] = None
     "Only arrivals from START to END, in seconds of the recording."
     cap_length: int | None = Field(None, ge=2)
@@ -106,19 +106,19 @@ class SimulationConfig(BaseModel):
     """Best-effort closed loop: requests in each batch; the next batch comes when the last one has
     ended. 0: none."""
     client_timeout: float | None = Field(None, gt=0)
-    """Seconds after which clients wait no longer: a request without its last token is withdrawn."""
+    "Seconds after which a client cancels a request that has not got its last token."
     slo: str | None = None
     """Objectives: in seconds, ttft=0.4,tpot=0.2, and k=5 for max(ttft, k x isolated prefill); or
     with units, classes, percentiles, "rt: ttft p90 < 1 s, tpot < 50 ms; be: e2el < 60 s"; or
     none."""
 
     from_vllm: Annotated[str | None, Parameter(negative="")] = Field(None, exclude=True)
-    """A server's own words, whose settings are taken: its command line in quotes, or a file with it
+    """Take the settings of a server: its command line in quotes, or a file with it
     (script, manifest, compose, chart's values; docs/from_vllm.md). Flags given here win."""
     as_model: str | None = Field(None, exclude=True)
-    "Model of --from-vllm where its words name a path: of the catalogue, or as --profile takes it."
+    "Model of --from-vllm if that names a path: of the catalogue, or as --profile takes it."
     gpu: str | None = Field(None, exclude=True)
-    "GPU of --from-vllm where its words do not name it: h100, or a node's label."
+    "GPU of --from-vllm if that names none: h100, or a node's label."
     tensor_parallel_size: int | None = Field(None, ge=1, exclude=True)
     "Ranks of the profile, instead of those that its name has (:tpN)."
     pipeline_parallel_size: int | None = Field(None, ge=1, exclude=True)
@@ -135,11 +135,11 @@ class SimulationConfig(BaseModel):
     from kernel tables (operators), or fitted to the engine's own steps (docs/profiles.md)."""
     shared_prefix: Annotated[bool, Parameter(negative="")] = False
     """Attention reads a prefix that decodes share in KV memory once for all of them, as cascade
-    attention does (docs/profiles.md). Policies are not told."""
+    attention does (docs/profiles.md). Policies do not know of it."""
     front_end: str = "none"
-    """What lies between clients and the engine (HTTP, tokenising, detokenising): none, vllm with
+    """The time between clients and the engine (HTTP, tokenising, detokenising): none, vllm with
     options after a colon (docs/profiles.md), or a file of `twinserve calibrate --front-end`. With
-    it TTFT is the client's (docs/metrics.md)."""
+    it, TTFT is the client's (docs/metrics.md)."""
     replicas: int = Field(1, ge=1, le=4096)
     "Engines that share the load."
     router: Annotated[str, Parameter(name=["--router", "-r"])] = DEFAULT_ROUTER
@@ -155,8 +155,8 @@ class SimulationConfig(BaseModel):
     mttr: float | None = Field(None, ge=0, le=1e9)
     "Mean seconds from such a crash until the replica starts up again."
     on_failure: Literal["error", "retry", "migrate"] = "error"
-    """What becomes of requests whose replica fails: they end (error), begin anew elsewhere (retry),
-    or go on there with the tokens that they have (migrate)."""
+    """What happens to requests whose replica fails: they end (error), start again on another
+    replica (retry), or continue there with their tokens (migrate)."""
     retries: int = Field(3, ge=0, le=10**6)
     "Failures that one request survives, with --on-failure retry or migrate."
     detection: float = Field(0.0, ge=0, le=1e6)
@@ -169,8 +169,8 @@ class SimulationConfig(BaseModel):
     max_replicas: int = Field(16, ge=1, le=4096)
     "Most replicas of an autoscaler."
     grace: float | None = Field(None, ge=0, le=1e6)
-    """Seconds after which a replica that an autoscaler drains loses what it still has, as
-    --on-failure says. [default: never]"""
+    """Seconds after which a drained replica loses its last requests, as --on-failure says.
+    [default: never]"""
     start_up: float = Field(60.0, ge=0, le=1e6)
     "Seconds from the start of a replica that returns, or is added, to its first request."
     block_tokens: int = Field(16, ge=1)
@@ -178,16 +178,16 @@ class SimulationConfig(BaseModel):
     num_blocks: int | None = Field(None, ge=1, le=10**15)
     "KV blocks of one replica that requests can use, instead of the profile's."
     num_gpu_blocks_override: int | None = Field(None, ge=2, le=10**15, exclude=True)
-    "The same as vLLM counts them: with the null block, so one more."
+    "The same number as vLLM counts it: with the null block, so one more."
     kv_cache_memory_bytes: int | None = Field(None, ge=1, le=10**15)
     "Bytes of KV memory of each GPU, instead of a share of its memory: 20G is 20 x 2^30."
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
     "Share of each GPU's memory that vLLM may use, instead of the profile's."
     engine_version: str | None = None
-    """Release of vLLM, as 0.19, whose memory, defaults and rules of policy vllm are meant.
+    """Release of vLLM, as 0.19: its KV memory, its defaults, and the rules of policy vllm.
     [default: the profile's, or 0.32]"""
     enforce_eager: Annotated[bool, Parameter(negative="")] = False
-    "No memory is set aside for CUDA graphs. Step times stay as they are."
+    "Reserve no memory for CUDA graphs. Step times stay as they are."
     max_model_len: int | None = Field(None, ge=1)
     "Longest request, prompt and output, instead of the profile's."
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
@@ -201,9 +201,9 @@ class SimulationConfig(BaseModel):
     """GiB of host memory of a replica for KV blocks that leave the device, found again by their
     text, as vLLM's OffloadingConnector has it (docs/kv_transfer.md). [default: none]"""
     kv_offloading_backend: Literal["native", "lmcache"] = "native"
-    "Whose tier: vLLM's own (native). Of lmcache nothing is simulated."
+    "Kind of tier: vLLM's own (native). lmcache is not simulated."
     kv_offloading_options: str | None = None
-    """Of that tier: eviction_policy=arc,store_threshold=2,blocks_per_chunk=4,
+    """Options of the tier: eviction_policy=arc,store_threshold=2,blocks_per_chunk=4,
     offload_prompt_only=false,shared=true."""
     max_num_seqs: int | None = Field(None, ge=1)
     "Most requests in a batch, instead of the profile's."
@@ -213,32 +213,33 @@ class SimulationConfig(BaseModel):
     """KV ledger for every policy that names none (kv=) itself: paged, bidirectional, ...
     (docs/policies.md)."""
     prefix_caching: bool | None = None
-    "Prefix caching for every policy, instead of what each one's system does."
+    "Prefix caching for every policy, instead of each policy's own default."
     estimator: EstimatorName = "paper"
-    """What policies believe a step takes: their paper's form, the simulator's own model (perfect),
-    or one form for all."""
+    """Estimate of step times that policies use: their paper's form, the simulator's own model
+    (perfect), or one form for all."""
     pcie_contention: bool = True
     "Without NVLink, KV transfers share the PCIe link with a step's all-reduces (docs/layerkv.md)."
     speculate: str | None = None
-    """Speculative decoding: drafts a row, the drafter, and how many are right, as
+    """Speculative decoding: drafts a request, the drafter, and the share accepted, as
     k=3,method=eagle,acceptance=0.7 (docs/policies.md)."""
     cold_start: float = Field(0.0, ge=0, le=3600)
-    "Seconds that the first step of each engine takes longer, as kernels are loaded then."
+    "Seconds by which the first step of each engine is longer: kernels are loaded in it."
     decision_time: Literal["none", "measured", "profile"] = "none"
-    """What planning adds to each simulated step: nothing, the time our own planning took (measured:
-    not reproducible), or what `calibrate` measured of the loop around the engine (profile)."""
+    """Time that planning adds to each simulated step: none, the time our own planning took
+    (measured: not reproducible), or the time that `calibrate` measured around the engine
+    (profile)."""
     async_scheduling: bool = True
     """Plan each step while the one before it runs, before its tokens are known: vLLM's default
     since 0.14, and ours."""
     host_time: str = "auto"
-    """What the GPU waits for the host: auto (nothing with asynchronous scheduling, vLLM's time with
+    """Time the GPU waits for the host: auto (nothing with asynchronous scheduling, vLLM's time with
     synchronous), none, or a step's and each request's, as 0.9ms+39us (docs/profiles.md)."""
     exact: Annotated[bool, Parameter(negative="")] = False
     """Plan every step by itself, without the fast path over runs of identical decode steps. Same
     results, slower."""
 
     def __init__(self, **settings: Any) -> None:
-        """Raises SettingsError for the first setting that cannot be."""
+        """Raises SettingsError for the first invalid setting."""
         try:
             super().__init__(**settings)
         except ValidationError as error:

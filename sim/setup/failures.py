@@ -43,7 +43,7 @@ class FaultSettings(BaseModel):
     def _no_flag(cls, given: Any) -> Any:
         """What YAML and JSON write as true is 1 to Python, and no number to its writer."""
         if isinstance(given, bool):
-            raise ValueError("is true or false here; write what it is, 1 for one")
+            raise ValueError("is true or false; write a number, 1 for one")
         return given
 
     @model_validator(mode="after")

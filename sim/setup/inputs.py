@@ -308,8 +308,8 @@ def _check_withdrawals(config: SimulationConfig, policies: tuple[PolicySpec, ...
         )
     if config.client_timeout is not None and lacking:
         raise SettingsError(
-            f"--client-timeout: policy {lacking[0]} has no on_withdraw, so that it would plan "
-            "requests that are no more; add that method to it, or drop --client-timeout"
+            f"--client-timeout: policy {lacking[0]} has no on_withdraw, so it would plan "
+            "cancelled requests; add that method to it, or drop --client-timeout"
         )
 
 

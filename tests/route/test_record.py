@@ -218,7 +218,7 @@ _ASKED = [2.0, "asked", 0, [], 0, [[0, 0, _LOAD]]]
         ([[10**400, "failed", 0]], "line 2: failed"),
         ([[1.0, "came", 0, 0, 100, 16, [1.0, 0]]], "line 2: came"),
         ([[1.0, "came", 0, 0, 100, 16, [float("nan"), 0, 0, 0, 1]]], "finite"),
-        ([[1.0, "came", 7, 0, 100, 16, _LOAD]], "line 2: came: of what was not there"),
+        ([[1.0, "came", 7, 0, 100, 16, _LOAD]], "line 2: came: names what was not recorded before"),
         ([_CAME, [1.5, "failed", 0], [1.6, "failed", 0]], "line 4: failed"),
         ([_CAME, [2.0, "heard", 0, True, [2**50]]], "line 3: heard"),
         ([_CAME, [2.0, "heard", 0, 1, [1]]], "boolean"),

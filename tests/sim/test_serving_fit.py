@@ -93,7 +93,7 @@ def test_a_profile_that_is_right_is_left_as_it_is(tmp_path, capsys):
     file.write_text(vllm_bench_of(served_by(AS_IT_IS, load(8))))
     words = ["--from-serving", str(file), "--profile", PROFILE, "--out", str(out)]
     code, said = command(capsys, *words)
-    assert code == BAD_INPUT and "is not made better" in said and not out.exists()
+    assert code == BAD_INPUT and "do not improve" in said and not out.exists()
 
 
 def test_what_was_measured_while_a_queue_grew_is_refused_or_left_out(tmp_path, capsys):

@@ -283,7 +283,7 @@ class LayerMemory:
     def _room(self, cells: int) -> np.ndarray:
         if cells > self._host.free:
             raise LiveEngineError(
-                f"{cells} cells shall go to the host, which has room for {self._host.free}; the "
+                f"{cells} cells must go to the host, which has room for {self._host.free}; the "
                 "ledger counts fewer there"
             )
         return self._host.take(cells)

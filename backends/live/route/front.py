@@ -219,7 +219,7 @@ class Front:
         if path == "/v1/models":
             return await self._models(client)
         if self.draining:
-            raise RefusedError(503, "draining", "route is about to end", 1)
+            raise RefusedError(503, "draining", "the router is shutting down", 1)
         if not self.fleet.up:
             raise RefusedError(503, "no_worker", "no worker is up", 1)
         return web.json_response({"workers_up": len(self.fleet.up)})
@@ -244,7 +244,7 @@ class Front:
 
     async def _generate(self, client: web.BaseRequest, path: str) -> web.StreamResponse:
         if self.draining:
-            raise RefusedError(503, "draining", "route is about to end; ask another one", 1)
+            raise RefusedError(503, "draining", "the router is shutting down; ask another one", 1)
         began_s = time.perf_counter()
         task = asyncio.current_task()
         assert task is not None

@@ -47,7 +47,7 @@ class _Connection(RequestHandler):
         if isinstance(server, HttpServer):
             server.count(kind)
         if request.writer.output_size > 0:
-            raise ConnectionError("an answer was begun already")
+            raise ConnectionError("an answer has started already")
         answer = web.Response(
             status=status, body=error_body(int(status), kind, said), content_type="application/json"
         )

@@ -182,7 +182,7 @@ class Relay:
         if upstream.status >= 400:
             self._counters.errors.labels(f"worker_{upstream.status}").inc()
         if job.answer is not None:  # the next worker refuses the rest
-            raise RefusesRestError(f"the worker that was to go on answered {upstream.status}")
+            raise RefusesRestError(f"the worker chosen to continue answered {upstream.status}")
         headers = for_client(upstream.headers)
         return web.Response(status=upstream.status, body=bytes(body), headers=headers)
 

@@ -166,7 +166,7 @@ class TwinserveConnector(KVConnectorBase_V1):
         if isinstance(kv_connector_metadata, SwapOrders) and kv_connector_metadata.orders.number:
             if self._copier is None:
                 raise RuntimeError(
-                    "KV shall be swapped before the engine has registered its KV cache"
+                    "a swap of KV was asked before the engine registered its KV cache"
                 )
             self._copier.carry_out(kv_connector_metadata.orders)
 
