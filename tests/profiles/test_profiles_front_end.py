@@ -123,7 +123,7 @@ def test_a_fit_says_how_far_it_is_off_and_how_much_repeats_differ():
 
 
 def test_prompts_of_one_length_tell_no_terms():
-    with pytest.raises(ValueError, match="several lengths"):
+    with pytest.raises(ValueError, match="needs several"):
         fit_front_end(exchanges()[::4], "it")
 
 

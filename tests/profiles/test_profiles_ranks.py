@@ -49,7 +49,7 @@ def test_the_busiest_rank_has_the_mean_of_many_tokens():
         ({**QWEN3_MOE, **BLOCKS}, (4, 2, False), "experts whole with :ep"),
         ({**LLAMA, **BLOCKS, "intermediate_size": 11008}, (4, 1, False), "smaller tp"),
         (QWEN3_MOE, (2, 8, True), "links between servers"),
-        (QWEN3_MOE, (1, 1, True), "ep) of one rank is nothing"),
+        (QWEN3_MOE, (1, 1, True), "ep) of one rank does nothing"),
         (LLAMA, (16, 1, False), "links between servers"),
     ],
 )
