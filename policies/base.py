@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict
 
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.order import ApplicationOrder
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import Application, RequestTable
 
@@ -38,6 +37,11 @@ class Options(BaseModel):
         """Whether a policy with these options learns from earlier requests before it begins
         (`RequestPredictor.learn`)."""
         return False
+
+    @property
+    def serves_best_effort(self) -> bool:
+        """Whether a policy with these options takes requests of that class."""
+        return True
 
     @property
     def notice(self) -> str:
@@ -104,9 +108,11 @@ class Truth(Protocol):
 
 class RequestPredictor(Protocol):
     """What a policy asks about requests to come. needs_truth: the engine must set `truth` before
-    the first request."""
+    the first request. reads_texts: it looks at input texts of applications (`Application.text`,
+    `RequestTable.text`); a server keeps none otherwise."""
 
     needs_truth: bool = False
+    reads_texts: bool = False
     truth: Truth | None = None
 
     def learn(self, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> None:
@@ -120,6 +126,40 @@ class RequestPredictor(Protocol):
         """Return the output tokens expected of a request that has just come, for a server's count
         of how far off that was. kind: of its application. None, the default: nothing is known."""
         return None
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What an engine must know of a policy that is not like most; few policies set any.
+
+    keeps_ending  with asynchronous scheduling, `on_finish` comes when the last token is known (see
+                  `Policy`)
+    pipelined     it can plan while batches under way compute for its rows, as pipeline stages ask.
+                  Such a row may have nothing left to compute; one that is `SystemView.draining`
+                  waits; no KV moves
+    loads_kv      other engines write KV into its blocks, without regard to its steps. With
+                  asynchronous scheduling, memory of a row that the step under way computes is then
+                  free when that has ended
+    blank_blocks_first  False: in its engine, blocks without reusable text wait their turn among the
+                  cached prefixes (`KvLedger.reuse_in_order`)
+    orders_applications  it accounts for each application as a whole, with what this engine sees of
+                  it. Such requests must stay together, or be stamped with an order of the whole
+                  fleet (`OrdersFleet`)
+    prompt_limit  tokens, and the setting that raises them: longer prompts could never be computed,
+                  and a run that has one is refused
+    link_sharing  how its transfers share PCIe with all-reduces; None: evenly (backends/links.py)
+    no_drafts     why it cannot plan with drafts: what follows its name in an error. Empty: it can,
+                  where its limits are `DraftingLimits`
+    """
+
+    keeps_ending: bool = False
+    pipelined: bool = False
+    loads_kv: bool = False
+    blank_blocks_first: bool = True
+    orders_applications: bool = False
+    prompt_limit: tuple[int, str] | None = None
+    link_sharing: Sharing | None = None
+    no_drafts: str = "does not say how it plans with drafts (Traits.no_drafts)"
 
 
 class Policy(ABC, Generic[PolicyOptions]):
@@ -149,35 +189,20 @@ class Policy(ABC, Generic[PolicyOptions]):
     uses_estimator = True
     # False: never asks the ledger for a prefix hit, so that a prefix cache would do nothing
     uses_prefix_cache = True
-    # tokens: longer prompts could never be computed; a run that has one is refused
-    prompt_budget: int | None = None
-    prompt_budget_setting = "--max-num-batched-tokens"  # what raises it
     # False: cannot plan before the last step's tokens are known, and is refused where it would have
     # to
     asynchronous = True
-    # True: it can plan while batches under way compute for its rows, as pipeline stages ask. Such a
-    # row may have nothing left to compute; one that is `SystemView.draining` waits; no KV moves
-    pipelined = False
     # steps by how they were decided; run.json shows them
     counters: Mapping[str, int] = MappingProxyType({})
-    # how its transfers share PCIe with all-reduces; None: evenly (backends/links.py)
-    link_sharing: Sharing | None = None
     # fits the form of its own paper to a profile and the times of its steps; None: it has none
     fit_estimator: ClassVar[staticmethod[[Profile, StepTimeModel], BatchEstimator] | None] = None
     predictor: RequestPredictor | None = None  # of what requests will need; None: not asked
-    # True: with asynchronous scheduling, `on_finish` comes when the last token is known (see above)
-    keeps_ending = False
-    # True: other engines write KV into its blocks, without regard to its steps. With asynchronous
-    # scheduling, memory of a row that the step under way computes is then free when that has ended
-    loads_kv = False
-    # False: in its engine, blocks without reusable text wait their turn among the cached prefixes
-    # (`KvLedger.reuse_in_order`)
-    blank_blocks_first = True
-    # why it cannot plan with drafts: what follows its name in an error
-    no_drafts = "does not say how it plans with drafts (Policy.with_drafts)"
-    # True: it accounts for each application as a whole, with what this engine sees of it. Such
-    # requests must stay together, or be stamped with an order of the whole fleet (`fleet_order`)
-    orders_applications = False
+    traits = Traits()  # `setup` may replace it, where options decide
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if strays := sorted(Traits.__dataclass_fields__.keys() & vars(cls).keys()):
+            raise TypeError(f"{cls.__name__}.{strays[0]}: write traits = Traits({strays[0]}=...)")
 
     def __init__(
         self,
@@ -199,22 +224,6 @@ class Policy(ABC, Generic[PolicyOptions]):
         """Whether it decides with step times if it has these options; if not, it gets None for an
         estimator."""
         return cls.uses_estimator
-
-    @classmethod
-    def serves_best_effort(cls, options: PolicyOptions) -> bool:
-        """Whether it takes requests of that class if it has these options."""
-        return True
-
-    def reads_texts(self) -> bool:
-        """Whether it looks at input texts of applications (`Application.text`,
-        `RequestTable.text`). A server keeps none for a policy that does not."""
-        return False
-
-    def fleet_order(self) -> ApplicationOrder | None:
-        """A new order of applications over all replicas of a fleet, of which this policy, prepared,
-        is one. It then goes by the stamps that it finds (`RequestTable.order`). None: it has no
-        such order. Raises PolicyError where it has none with these options."""
-        return None
 
     def prepare(self, kinds: Iterable[str]) -> None:
         """The run is about to begin, and has applications of these classes: learn what there is to
@@ -246,34 +255,10 @@ class Policy(ABC, Generic[PolicyOptions]):
         """
         raise PolicyError(f"policy {self.name!r} has no on_withdraw: it cannot forget a request")
 
-    @classmethod
-    def decodes_for_others(cls) -> type[Policy] | None:
-        """This policy on an engine whose requests may have their prompts computed by others
-        (`RequestTable.remote_tokens`, `StepPlan.fetched`). None: it waits for no remote KV, and is
-        refused there."""
-        return None
-
-    @classmethod
-    def options_of_release(cls, version: str) -> dict[str, Any]:
-        """Options by which the policy decides as that version of vLLM did; most have none."""
-        return {}
-
-    @classmethod
-    def with_host_tier(cls) -> type[Policy] | None:
-        """This policy on an engine that offloads KV blocks to the host (policies/kv/offload).
-        None: it asks no tier for blocks, and is refused there."""
-        return None
-
     @property
     def unsettled(self) -> bool:
         """Whether its next plan does something though no request may be left."""
         return False
-
-    @classmethod
-    def with_drafts(cls) -> type[Policy] | None:
-        """This policy on an engine that speculates (`DraftingLimits`). None: it cannot, and
-        `no_drafts` says why."""
-        return None
 
     @classmethod
     def withdraws(cls) -> bool:

@@ -4,6 +4,7 @@ applications as a whole offers to a fleet that spreads them."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Protocol, runtime_checkable
 
 from twinserve.policies.requests import Application, RequestTable
 
@@ -46,3 +47,14 @@ class ApplicationOrder(ABC):
     @abstractmethod
     def idles(self) -> None:
         """The fleet has nothing to do, and has had nothing since before now."""
+
+
+@runtime_checkable
+class OrdersFleet(Protocol):
+    """A policy that has such an order."""
+
+    def fleet_order(self) -> ApplicationOrder:
+        """A new order over all replicas of a fleet, of which this policy, prepared, is one. It then
+        goes by the stamps that it finds (`RequestTable.order`). Raises PolicyError where it has
+        none with these options."""
+        ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 from twinserve.policies.base import EngineLimits, Options, Policy
 from twinserve.policies.files import IN_FILE, WITH_OPTIONS, class_in_file
@@ -19,6 +19,7 @@ from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.names import Names, parse_options, validated
 from twinserve.policies.parts.estimators import BatchEstimator
 
+Asked = Literal["drafts", "remote", "tier"]
 _HERE = __name__.rpartition(".")[0]
 _OWN = {
     "bros": "bros.policy:BrosPolicy",
@@ -59,6 +60,14 @@ LEDGERS = Names("KV ledger", _HERE, _OWN_LEDGERS, "twinserve.kv", KvLedger)
 _VARIANTS = {"bros": ("chunk", "fit", "bros.fit:BrosFitPolicy")}
 
 
+# what an engine asks, name of a policy -> the class that decides in its place there
+_FOR_ENGINES: dict[Asked, dict[str, str]] = {
+    "drafts": {"bros": "bros.drafts:BrosDrafts", "vllm": "baselines.vllm_drafts:VllmDrafts"},
+    "remote": {"vllm": "baselines.vllm_decode:VllmDecode"},
+    "tier": {"vllm": "baselines.vllm_offloading:VllmOffloading"},
+}
+
+
 def policy_names() -> list[str]:
     """Every policy there is, sorted; nothing is imported."""
     return POLICIES.all()
@@ -79,6 +88,24 @@ def policy_class(name: str) -> type[Policy]:
 def ledger_class(name: str) -> type[KvLedger]:
     """The class behind a KV ledger's name. Raises RegistryError."""
     return LEDGERS.find(name)
+
+
+def policy_for(asked: Asked, policy: type[Policy]) -> type[Policy] | None:
+    """The class that decides for `policy` on an engine that speculates ("drafts"), whose requests
+    may have their prompts computed by others ("remote": `RequestTable.remote_tokens`,
+    `StepPlan.fetched`), or that offloads KV blocks to the host ("tier": policies/kv/offload). None:
+    the policy does not run there."""
+    where = _FOR_ENGINES[asked].get(policy.name)
+    if where is not None and policy_class(policy.name) is policy:
+        return _found(where)
+    return policy if asked == "drafts" and not policy.traits.no_drafts else None
+
+
+def options_of_release(policy: type[Policy], version: str) -> dict[str, Any]:
+    """Options by which the policy decides as that version of vLLM did; most have none."""
+    if policy is not policy_class("vllm"):
+        return {}
+    return {"release": _found("baselines.vllm_rules:rules_of")(version)}
 
 
 @dataclass(frozen=True)
@@ -158,5 +185,9 @@ def _variant(name: str, given: Mapping[str, Any]) -> type[Policy] | None:
     option, value, where = _VARIANTS.get(name, (None, None, ""))
     if option is None or given.get(option) != value:
         return None
+    return _found(where)
+
+
+def _found(where: str) -> Any:
     module, _, attribute = where.partition(":")
     return getattr(import_module(f"{_HERE}.{module}"), attribute)

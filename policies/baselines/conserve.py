@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView, Traits
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.kv.paged.checkpointed import CheckpointedLedger
 from twinserve.policies.parts.deadlines import RowSet
@@ -60,9 +60,11 @@ class ConservePolicy(Policy[ConserveOptions]):
     Options = ConserveOptions
     default_kv = "checkpointed"
     uses_estimator = False
-    no_drafts = (
-        "copies blocks to the host as steps of one token fill them, and its ledger has no room for "
-        "drafts"
+    traits = Traits(
+        no_drafts=(
+            "copies blocks to the host as steps of one token fill them, and its ledger has no "
+            "room for drafts"
+        )
     )
 
     def setup(self) -> None:

@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView, Traits
 from twinserve.policies.baselines.mlfq_queues import FeedbackQueues
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
@@ -71,8 +71,11 @@ class MlfqPolicy(Policy[MlfqOptions]):
     name = "mlfq"
     Options = MlfqOptions
     estimator: BatchEstimator
-    no_drafts = (
-        "fills each step anew with one token of each request that decodes, and swaps ahead of time"
+    traits = Traits(
+        no_drafts=(
+            "fills each step anew with one token of each request that decodes, and swaps ahead of "
+            "time"
+        )
     )
 
     @classmethod

@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from twinserve.policies.base import Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView, Traits
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.parts.fill import blocking, fill
@@ -44,7 +44,7 @@ class PreemptiveWaitPolicy(Policy[PreemptiveWaitOptions]):
     name = "preemptive-wait"
     Options = PreemptiveWaitOptions
     uses_estimator = False
-    no_drafts = "fills each step anew with one token of each request that decodes"
+    traits = Traits(no_drafts="fills each step anew with one token of each request that decodes")
 
     def setup(self) -> None:
         self.active = RowSet()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView, Traits
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.parts.fill import fill
@@ -43,8 +43,11 @@ class RoundRobinPolicy(Policy[RoundRobinOptions]):
     name = "round-robin"
     Options = RoundRobinOptions
     uses_estimator = False
-    no_drafts = (
-        "fills the steps of a class, every second one, with one token of each request that decodes"
+    traits = Traits(
+        no_drafts=(
+            "fills the steps of a class, every second one, with one token of each request that "
+            "decodes"
+        )
     )
 
     def setup(self) -> None:

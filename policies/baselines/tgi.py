@@ -24,11 +24,12 @@ prompts of 3.x.
 from __future__ import annotations
 
 from bisect import insort
+from dataclasses import replace
 
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView, Traits
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.columns import room_for
 from twinserve.policies.parts.runs import further_decodes
@@ -61,9 +62,11 @@ class TgiPolicy(Policy[TgiOptions]):
     name = "tgi"
     Options = TgiOptions
     uses_estimator = False
-    no_drafts = (
-        "charges a request with all that it may generate, and counts decoded tokens by steps; TGI's"
-        " own speculation is not modelled"
+    traits = Traits(
+        no_drafts=(
+            "charges a request with all that it may generate, and counts decoded tokens by steps; "
+            "TGI's own speculation is not modelled"
+        )
     )
 
     def setup(self) -> None:
@@ -72,16 +75,10 @@ class TgiPolicy(Policy[TgiOptions]):
         self.seats = min(
             self.limits.max_num_seqs, self.options.max_batch_size or self.limits.max_num_seqs
         )
+        limit = (self.prefill_budget, "the option max_batch_prefill_tokens")
         if total is not None and total < self.prefill_budget:
-            self.prompt_budget, self.prompt_budget_setting = (
-                total,
-                "the option max_batch_total_tokens",
-            )
-        else:
-            self.prompt_budget, self.prompt_budget_setting = (
-                self.prefill_budget,
-                "the option max_batch_prefill_tokens",
-            )
+            limit = (total, "the option max_batch_total_tokens")
+        self.traits = replace(self.traits, prompt_limit=limit)
         # in order of arrival; a row that had to leave the batch is among the first again
         self.waiting: list[int] = []
         self.running: list[int] = []

@@ -8,13 +8,14 @@ same as the real class: tests/identity steps both side by side, with any release
 from __future__ import annotations
 
 from collections.abc import Container, Sized
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import Options, Policy, SystemView
-from twinserve.policies.baselines.vllm_rules import RULES, Release, rules_of
+from twinserve.policies.base import Options, Policy, SystemView, Traits
+from twinserve.policies.baselines.vllm_rules import RULES, Release
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.queues import make_queue
@@ -39,39 +40,16 @@ class VllmPolicy(Policy[VllmOptions]):
     Options = VllmOptions
     prefix_caching = True
     uses_estimator = False
-    keeps_ending = True
-    pipelined = True
+    traits = Traits(keeps_ending=True, pipelined=True)
     # rows with memory that do not run yet, and rows that may not lose it now; only `VllmDecode` has
     # any
     fetching: Sized = ()
     _computing = np.zeros(0, np.int64)
     _slots = 0  # of the token budget, that each row of a step takes besides: `VllmDrafts`
 
-    @classmethod
-    def decodes_for_others(cls) -> type[Policy] | None:
-        from twinserve.policies.baselines.vllm_decode import VllmDecode  # it is built on this one
-
-        return VllmDecode if cls is VllmPolicy else None
-
-    @classmethod
-    def options_of_release(cls, version: str) -> dict[str, Any]:
-        return {"release": rules_of(version)} if cls is VllmPolicy else {}
-
-    @classmethod
-    def with_host_tier(cls) -> type[Policy] | None:
-        from twinserve.policies.baselines.vllm_offloading import VllmOffloading  # built on it
-
-        return VllmOffloading if cls is VllmPolicy else None
-
-    @classmethod
-    def with_drafts(cls) -> type[Policy] | None:
-        from twinserve.policies.baselines.vllm_drafts import VllmDrafts  # it is built on this one
-
-        return VllmDrafts if cls is VllmPolicy else None
-
     def setup(self) -> None:
         self._rules = rules = RULES[self.options.release]
-        self.blank_blocks_first = rules.blank_blocks_first
+        self.traits = replace(self.traits, blank_blocks_first=rules.blank_blocks_first)
         self._reserves = rules.reserves_whole_prompts and self.options.scheduler_reserve_full_isl
         if self.options.watermark and not rules.knows_watermark:
             raise PolicyError(
@@ -79,7 +57,8 @@ class VllmPolicy(Policy[VllmOptions]):
                 f"{self.options.release} has no watermark; leave it out"
             )
         if not self.options.enable_chunked_prefill:
-            self.prompt_budget = self.limits.max_num_batched_tokens
+            whole = (self.limits.max_num_batched_tokens, "--max-num-batched-tokens")
+            self.traits = replace(self.traits, prompt_limit=whole)
         self.waiting = make_queue(self.options.scheduling)
         self.running: list[int] = []
         self._rows: np.ndarray | None = None  # `running` as an array, until it changes

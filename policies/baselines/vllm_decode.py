@@ -20,6 +20,7 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`, `_handle_blocked_wa
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 
 from twinserve.policies.base import SystemView
 from twinserve.policies.baselines.vllm import VllmPolicy
@@ -32,8 +33,7 @@ _RUNNING = int(State.RUNNING)
 
 
 class VllmDecode(VllmPolicy):
-    loads_kv = True
-    pipelined = False
+    traits = replace(VllmPolicy.traits, loads_kv=True, pipelined=False)
     fetching: FcfsQueue | PriorityQueue  # `kv_holding_waiting`
 
     def setup(self) -> None:

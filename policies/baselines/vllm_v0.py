@@ -24,12 +24,13 @@ in), and a full host means recomputation (vLLM stops with an error). Left out: b
 from __future__ import annotations
 
 from bisect import insort
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import Options, Policy, SystemView
+from twinserve.policies.base import Options, Policy, SystemView, Traits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import RowSet
@@ -115,7 +116,9 @@ class VllmV0Policy(Policy[VllmV0Options]):
     name = "vllm-v0"
     Options: type[VllmV0Options] = VllmV0Options
     uses_estimator = False
-    no_drafts = "is vLLM 0.x, whose speculation had a scheduler and workers of its own"
+    traits = Traits(
+        no_drafts="is vLLM 0.x, whose speculation had a scheduler and workers of its own"
+    )
 
     def setup(self) -> None:
         tokens = self.options.max_num_batched_tokens
@@ -127,9 +130,8 @@ class VllmV0Policy(Policy[VllmV0Options]):
                 "impossible; raise it or lower --max-num-seqs"
             )
         # vLLM wants max_model_len within it; what a run needs is its longest request.
-        self.prompt_budget, self.prompt_budget_setting = (
-            self.token_budget,
-            "the option max_num_batched_tokens",
+        self.traits = replace(
+            self.traits, prompt_limit=(self.token_budget, "the option max_num_batched_tokens")
         )
         self.queues = Queues(self.options.preemption_mode == "swap")
 

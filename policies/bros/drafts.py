@@ -25,7 +25,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from twinserve.policies.base import SystemView
+from twinserve.policies.base import SystemView, Traits
 from twinserve.policies.bros.parts import EMPTY, Choice, PlanInProgress, among
 from twinserve.policies.bros.policy import BrosPolicy
 from twinserve.policies.drafting import DraftingLimits
@@ -40,7 +40,8 @@ _REAL_TIME = int(RequestClass.REAL_TIME)
 
 
 class BrosDrafts(BrosPolicy):
-    keeps_ending = True  # which rows end with a step is known when it has ended
+    # which rows end with a step is known when it has ended
+    traits = Traits(keeps_ending=True)
     limits: DraftingLimits
 
     def setup(self) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from twinserve.policies.base import SystemView
+from twinserve.policies.base import SystemView, Traits
 from twinserve.policies.bros.options import BrosOptions
 from twinserve.policies.bros.parts import Choice, PlanInProgress, Urgent, among, least
 from twinserve.policies.bros.policy import BrosPolicy
@@ -65,14 +65,12 @@ class BrosExactPolicy(BrosPolicy):
     Options = BrosExactOptions
     options: BrosExactOptions
     counters: dict[str, int]
-    no_drafts = (
-        "solves an iteration as the paper's problem, in which each request computes one token; bros"
-        " plans with drafts"
+    traits = Traits(
+        no_drafts=(
+            "solves an iteration as the paper's problem, in which each request computes one "
+            "token; bros plans with drafts"
+        )
     )
-
-    @classmethod
-    def with_drafts(cls) -> None:
-        return None
 
     def setup(self) -> None:
         super().setup()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twinserve.policies.base import Traits
 from twinserve.policies.bros.fit_cost import Load, cost_of, fit_estimator
 from twinserve.policies.bros.fit_options import BrosFitOptions
 from twinserve.policies.bros.fit_step import Feedback, FitStep, Rows
@@ -28,14 +29,12 @@ class FitBestEffort(BrosPolicy):
     Options = BrosFitOptions
     options: BrosFitOptions
     fit_estimator = staticmethod(fit_estimator)
-    no_drafts = (
-        "cuts prompts to the time that decodes of one token leave, by an estimate that knows no "
-        "verification; bros without chunk=fit plans with drafts"
+    traits = Traits(
+        no_drafts=(
+            "cuts prompts to the time that decodes of one token leave, by an estimate that knows "
+            "no verification; bros without chunk=fit plans with drafts"
+        )
     )
-
-    @classmethod
-    def with_drafts(cls) -> None:
-        return None
 
     def setup(self) -> None:
         super().setup()

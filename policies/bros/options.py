@@ -54,3 +54,7 @@ class BrosOptions(Options):
     reserve: bool = False
     drafts: Literal["spare", "always"] = "spare"
     draft_pace: Literal["next", "given"] = "next"
+
+    @property
+    def serves_best_effort(self) -> bool:
+        return self.best_effort

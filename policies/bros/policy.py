@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinserve.policies.base import Policy, SystemView
+from twinserve.policies.base import SystemView
 from twinserve.policies.bros.parts import Choice, PlanInProgress, least
 from twinserve.policies.bros.placing import BrosPlacing
 from twinserve.policies.bros.plain import all_fit, nobody_joins, place_all
@@ -32,12 +32,6 @@ class BrosPolicy(BrosPlacing):
     name = "bros"
     default_kv = "bidirectional"
     uses_prefix_cache = False
-
-    @classmethod
-    def with_drafts(cls) -> type[Policy] | None:
-        from twinserve.policies.bros.drafts import BrosDrafts
-
-        return BrosDrafts
 
     # -- Algorithm 1 -------------------------------------------------------------------------------
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:

@@ -45,10 +45,6 @@ class BrosQueues(Policy[BrosOptions]):
                 "--speculate, or drop it"
             )
 
-    @classmethod
-    def serves_best_effort(cls, options: BrosOptions) -> bool:
-        return options.best_effort
-
     def on_arrival(self, row: int, requests: RequestTable) -> None:
         if requests.service_class[row] == _REAL_TIME:
             self._wait_real_time(row, requests)

@@ -18,7 +18,7 @@ from collections import deque
 
 import numpy as np
 
-from twinserve.policies.base import Policy, SystemView
+from twinserve.policies.base import Policy, SystemView, Traits
 from twinserve.policies.echo.cost import StepCost, Unasked, echo_estimator, step_cost
 from twinserve.policies.echo.offline import OfflineRequests
 from twinserve.policies.echo.online import OnlineRequests
@@ -45,9 +45,11 @@ class EchoPolicy(Policy[EchoOptions]):
     default_kv = "task-aware"
     prefix_caching = True
     fit_estimator = staticmethod(echo_estimator)  # the form of its own paper
-    no_drafts = (
-        "weighs offline work by estimates of steps in which a request decodes one token, and plans"
-        " memory for one token a step"
+    traits = Traits(
+        no_drafts=(
+            "weighs offline work by estimates of steps in which a request decodes one token, and "
+            "plans memory for one token a step"
+        )
     )
 
     @classmethod

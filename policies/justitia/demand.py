@@ -45,9 +45,6 @@ class DemandPolicy(QueuePolicy[OptionsOfDemand]):
         """What applications are charged for."""
         return COSTS["memory"]
 
-    def reads_texts(self) -> bool:
-        return self.predictor.reads_texts
-
     def prepare(self, kinds: Iterable[str]) -> None:
         self.predictor.prepare(kinds, self.cost)
 
@@ -111,7 +108,7 @@ class DemandPolicy(QueuePolicy[OptionsOfDemand]):
         # counted yet.)
         prompt = int(requests.prompt_tokens[row])
         output = max(0, int(requests.computed_tokens[row]) - prompt + 1)
-        if self.keeps_ending:  # it is; and the row may have lost its KV since
+        if self.traits.keeps_ending:  # it is; and the row may have lost its KV since
             output = int(requests.output_tokens[row])
         self.predictor.ended(output, self._kinds.get(number))
         self.ends(row, number, self.cost(prompt, output))

@@ -15,6 +15,7 @@ takes time in proportion to the applications that wait: this is a yardstick, not
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class _InTurn:
 class KvSharePolicy(QueuePolicy[QueueOptions]):
     name = "kv-share"
     Options = QueueOptions
-    orders_applications = True
+    traits = replace(QueuePolicy.traits, orders_applications=True)
     waiting: _InTurn
 
     def setup(self) -> None:

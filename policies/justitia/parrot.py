@@ -8,6 +8,8 @@ a pool), is an application by itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from twinserve.policies.justitia.presence import Presence
 from twinserve.policies.justitia.queues import RankedQueue
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy
@@ -17,7 +19,7 @@ from twinserve.policies.requests import Application, RequestTable
 class ParrotPolicy(QueuePolicy[QueueOptions]):
     name = "parrot"
     Options = QueueOptions
-    orders_applications = True
+    traits = replace(QueuePolicy.traits, orders_applications=True)
     waiting: RankedQueue
 
     def setup(self) -> None:

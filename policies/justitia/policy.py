@@ -28,7 +28,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from twinserve.policies.base import SystemView
+from twinserve.policies.base import SystemView, Traits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.justitia import preempting
 from twinserve.policies.justitia.clock import VirtualClock
@@ -59,16 +59,14 @@ class JustitiaOptions(DemandQueueOptions):
 class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
     name = "justitia"
     Options = JustitiaOptions
-    no_drafts = (
-        "counts virtual time in iterations of one token a request, and what an application costs in"
-        " tokens times iterations; with several tokens a step the two no longer agree"
+    traits = Traits(
+        orders_applications=True,
+        no_drafts=(
+            "counts virtual time in iterations of one token a request, and what an application "
+            "costs in tokens times iterations; with several tokens a step the two no longer agree"
+        ),
     )
 
-    @classmethod
-    def with_drafts(cls) -> None:
-        return None
-
-    orders_applications = True
     waiting: RankedQueue | OwnersQueue[int]
 
     def setup(self) -> None:

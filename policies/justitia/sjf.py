@@ -12,6 +12,7 @@ V-A).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -19,6 +20,7 @@ from pydantic import Field, model_validator
 from twinserve.policies.justitia.demand import DemandPolicy, DemandQueueOptions
 from twinserve.policies.justitia.queues import OwnersQueue, RankedQueue
 from twinserve.policies.parts.predictors import OracleByShortName
+from twinserve.policies.parts.queue_policy import QueuePolicy
 from twinserve.policies.requests import Application
 
 DISTILBERT_ERROR = 4.52  # mean relative error, Table II
@@ -77,7 +79,7 @@ class VllmSjfPolicy(DemandPolicy[SjfOptions]):
 class SrjfPolicy(DemandPolicy[DemandQueueOptions]):
     name = "srjf"
     Options = DemandQueueOptions
-    orders_applications = True
+    traits = replace(QueuePolicy.traits, orders_applications=True)
     waiting: OwnersQueue[int]
 
     def setup(self) -> None:

@@ -16,6 +16,7 @@ one admitted gives way.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from pydantic import Field
@@ -41,7 +42,7 @@ class VtcOptions(QueueOptions):
 class VtcPolicy(QueuePolicy[VtcOptions]):
     name = "vtc"
     Options = VtcOptions
-    orders_applications = True
+    traits = replace(QueuePolicy.traits, orders_applications=True)
     waiting: OwnersQueue[int]
 
     def setup(self) -> None:

@@ -24,7 +24,7 @@ from functools import partial
 
 import numpy as np
 
-from twinserve.policies.base import SystemView
+from twinserve.policies.base import SystemView, Traits
 from twinserve.policies.baselines.vllm_v0 import VllmV0Policy
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
@@ -60,9 +60,11 @@ class LayerKvPolicy(VllmV0Policy):
     predictor: LengthPredictor
     default_kv = "layerwise"
     uses_estimator = True
-    no_drafts = (
-        "moves layers of a prompt's KV by forecasts of one token a step, and its ledger has no room"
-        " for drafts"
+    traits = Traits(
+        no_drafts=(
+            "moves layers of a prompt's KV by forecasts of one token a step, and its ledger has "
+            "no room for drafts"
+        )
     )
     fit_estimator = staticmethod(layerkv_estimator)  # the forms of its own paper
 
@@ -75,10 +77,11 @@ class LayerKvPolicy(VllmV0Policy):
         given = self.options
         self._link_share = 1.0 / (1.0 + given.allreduce_share)
         if given.allreduce_check:
-            self.link_sharing = partial(
+            sharing = partial(
                 beside_allreduce, wait=given.allreduce_wait, unit=given.allreduce_unit
             )
-            self._link_share, _ = self.link_sharing(given.allreduce_share)
+            self._link_share, _ = sharing(given.allreduce_share)
+            self.traits = replace(self.traits, link_sharing=sharing)
         if not self._link_share:
             raise PolicyError(
                 f"policy 'layerkv': with allreduce_share={given.allreduce_share:g} and "

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.base import EngineLimits, Options, Policy, SystemView
+from twinserve.policies.base import EngineLimits, Options, Policy, SystemView, Traits
 from twinserve.policies.drafting import DraftingLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
@@ -62,23 +63,18 @@ class QueuePolicy(Policy[OptionsOfQueue]):
     """A subclass keeps `waiting` in its order, and says with `rank` which row gives way."""
 
     uses_estimator = False
+    traits = Traits(no_drafts="")
     waiting: Waiting
     _drafts = False  # rows may have drafts
     _slots = 0  # of the token budget, that each row of a step takes besides
-
-    @classmethod
-    def with_drafts(cls) -> type[Policy] | None:
-        return cls
 
     def setup(self) -> None:
         self._swaps = self.options.preemption_mode == "swap"
         if isinstance(self.limits, DraftingLimits):
             self._begin_to_draft(self.limits)
         if not self.options.enable_chunked_prefill:
-            self.prompt_budget, self.prompt_budget_setting = (
-                self.limits.max_num_batched_tokens,
-                "--max-num-batched-tokens",
-            )
+            whole = (self.limits.max_num_batched_tokens, "--max-num-batched-tokens")
+            self.traits = replace(self.traits, prompt_limit=whole)
         self.running: list[int] = []
         self.paused: list[int] = []  # lost their memory; first to come back
         self._order: np.ndarray | None = None  # `running` by rank, until it changes
@@ -90,7 +86,8 @@ class QueuePolicy(Policy[OptionsOfQueue]):
                 "swap; write recompute, or drop it"
             )
         self._drafts, self._slots, self._swaps = True, limits.drafting.slots, False
-        self.keeps_ending = True  # which rows end with a step is known when it has ended
+        # which rows end with a step is known when it has ended
+        self.traits = replace(self.traits, keeps_ending=True)
 
     # -- for subclasses ----------------------------------------------------------------------------
     @abstractmethod

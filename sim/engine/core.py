@@ -38,7 +38,7 @@ class EngineCore:
                   (`requires_kv_delivery`)
     kept          rows that have ended and keep their memory
     fenced        rows that have left and keep it until the step under way, which computes them, has
-                  ended (`Policy.loads_kv`; vLLM's `deferred_frees`)
+                  ended (`Traits.loads_kv`; vLLM's `deferred_frees`)
     draining      `SystemView.draining`
     """
 
@@ -72,10 +72,10 @@ class EngineCore:
         self._lands_s: dict[int, float] = {}
         self._under_way_rows = _NO_ROWS  # that the step under way computes
         self.fenced: list[int] = []
-        self._ends_early = asynchronous and not policy.keeps_ending
+        self._ends_early = asynchronous and not policy.traits.keeps_ending
         if asynchronous:
             ledger.known_text_only = True
-        if not policy.blank_blocks_first:
+        if not policy.traits.blank_blocks_first:
             ledger.reuse_in_order()
         self._publishes = asynchronous and ledger.prefix_caching
 
@@ -154,7 +154,7 @@ class EngineCore:
             else:
                 self.policy.on_withdraw(row)
             free_s = max(self._lands_s.get(row, now), now)
-            if self.policy.loads_kv and row in self._under_way_rows:
+            if self.policy.traits.loads_kv and row in self._under_way_rows:
                 self.fenced.append(row)
             elif free_s == now:
                 self.ledger.free(row)

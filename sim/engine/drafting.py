@@ -37,7 +37,7 @@ class DraftingCore(EngineCore):
         if self._ends_early:
             raise PolicyError(
                 f"policy {policy.name!r} must know when a step begins which rows end with it; with "
-                "drafts this is not known: give --no-async-scheduling, or set keeps_ending"
+                "drafts this is not known: give --no-async-scheduling, or set Traits.keeps_ending"
             )
         self.drafting = drafting
         self.padding = drafting.tokens if drafting.pads else 0

@@ -54,7 +54,7 @@ class PipelinedCore(EngineCore):
 
     def __init__(self, requests, policy, ledger, stages: int, asynchronous: bool = False) -> None:
         super().__init__(requests, policy, ledger, asynchronous)
-        if not policy.pipelined:
+        if not policy.traits.pipelined:
             raise PolicyError(
                 f"policy {policy.name!r} plans when the last step has ended, and pipeline stages "
                 "have several under way; choose policy vllm, or a profile without :ppN"

@@ -113,7 +113,7 @@ class Disaggregated(Fleet):
             raise PolicyError(
                 f"the {ledger.name} ledger hands no KV over to other replicas; use kv=paged on both"
             )
-        if policy.orders_applications:
+        if policy.traits.orders_applications:
             raise PolicyError(
                 f"policy {policy.name!r} accounts for applications as a whole, and would see parts "
                 "of each where prefill is apart from decode; use another, or role aggregated"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from twinserve.policies.base import Policy
 from twinserve.policies.errors import PolicyError
-from twinserve.policies.order import ApplicationOrder
+from twinserve.policies.order import ApplicationOrder, OrdersFleet
 from twinserve.policies.requests import Application, End, RequestTable
 from twinserve.sim.fleet.replica import Life, Replica
 from twinserve.sim.fleet.request import Request
@@ -113,15 +113,16 @@ class FleetOrder:
 def order_of(policy: Policy, router: Router) -> ApplicationOrder | None:
     """That the fleet stamps on requests of this policy; None: none. Raises PolicyError where the
     router would spread what the policy accounts for as a whole."""
-    if not policy.orders_applications:
+    if not policy.traits.orders_applications:
         return None
-    order = policy.fleet_order() if router.stamps_order else None
+    own = policy if isinstance(policy, OrdersFleet) else None
+    order = own.fleet_order() if own is not None and router.stamps_order else None
     if order is None and router.spreads_applications:
-        has_one = type(policy).fleet_order is not Policy.fleet_order
+        stamps = " or stamps a fleet-wide order (spread)" * (own is not None)
         raise PolicyError(
             f"router {router.name!r} spreads applications over replicas, and policy "
             f"{policy.name!r} accounts for each as a whole; use a router that keeps them on "
-            f"one replica (least-requests){' or stamps a fleet-wide order (spread)' * has_one}"
+            f"one replica (least-requests){stamps}"
         )
     return order
 

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twinserve.policies.registry import ledger_class, parse_policy
+from twinserve.policies.registry import ledger_class, parse_policy, policy_for
 from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.closer import FARTHEST, Sized, drawn, steps_off
 from twinserve.sim.plan.peaks import Peak
@@ -87,7 +87,7 @@ def splits(candidate: Candidate) -> bool:
 
 def _hands_over(policy: str) -> bool:
     spec = parse_policy(policy)
-    waits = spec.policy.decodes_for_others() is not None
+    waits = policy_for("remote", spec.policy) is not None
     return waits and ledger_class(spec.kv_name).hands_over
 
 

@@ -12,7 +12,7 @@ from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.kv.offload.ledger import TieredLedger
 from twinserve.policies.kv.offload.store import HostStore
 from twinserve.policies.names import hint
-from twinserve.policies.registry import PolicySpec
+from twinserve.policies.registry import PolicySpec, policy_for
 from twinserve.sim.engine.host_tier import HostTier
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -79,10 +79,9 @@ def check_offloading(spec: PolicySpec, hardware: Hardware, serves: bool) -> None
     """Raises SettingsError for what KV is not offloaded with. serves: replicas of requests as a
     whole."""
     profile = hardware.profile
-    if spec.policy.with_host_tier() is None:
+    if policy_for("tier", spec.policy) is None:
         raise SettingsError(
-            f"{SIZE}: policy {spec.label} asks no host tier for KV blocks (with_host_tier); use "
-            "vllm, or drop it"
+            f"{SIZE}: policy {spec.label} asks no host tier for KV blocks; use vllm, or drop it"
         )
     if spec.kv_name != "paged":
         raise SettingsError(

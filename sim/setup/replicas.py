@@ -17,7 +17,7 @@ from twinserve.policies.base import Policy
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.kv.offload.ledger import TieredLedger
 from twinserve.policies.kv.paged.drafted import DraftedLedger
-from twinserve.policies.registry import PolicySpec, ledger_class
+from twinserve.policies.registry import PolicySpec, ledger_class, options_of_release, policy_for
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.forms.shared_prefix import SharedPrefixModel
 from twinserve.profiles.forms.speculative import SpeculativeModel
@@ -37,7 +37,7 @@ from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.offloading import HostStores, check_offloading
 from twinserve.sim.setup.pools import Pool
-from twinserve.sim.setup.speculation import Speculation, with_drafts
+from twinserve.sim.setup.speculation import Speculation
 from twinserve.traces.apps.truth import TrueDemand
 
 
@@ -213,7 +213,7 @@ def simulated_backend(
     if hardware.profile.dp > 1:
         made = partial(LockstepBackend, ledger.table, SharedExperts(hardware.model))
     return made(
-        PcieLink(hardware.profile.pcie_bytes_per_s, sharing=policy.link_sharing or evenly),
+        PcieLink(hardware.profile.pcie_bytes_per_s, sharing=policy.traits.link_sharing or evenly),
         hardware.limits,
         layers=hardware.profile.llm.layers,
         fast=not config.exact and hardware.profile.dp == 1,
@@ -286,10 +286,10 @@ def make_ledger(
 
 
 def _for_decode(spec: PolicySpec) -> type[Policy]:
-    kind = spec.policy.decodes_for_others()
+    kind = policy_for("remote", spec.policy)
     if kind is None:
         raise SettingsError(
-            f"policy {spec.label} has no decode side (decodes_for_others): it cannot wait for KV "
+            f"policy {spec.label} has no decode side: it cannot wait for KV "
             "that other replicas compute; use vllm in pools with the role decode"
         )
     return kind
@@ -297,7 +297,7 @@ def _for_decode(spec: PolicySpec) -> type[Policy]:
 
 def _of_release(spec: PolicySpec, version: str | None) -> PolicySpec:
     """With the rules of that version of vLLM, where the policy has any and no option says them."""
-    ruled = {} if version is None else spec.policy.options_of_release(version)
+    ruled = {} if version is None else options_of_release(spec.policy, version)
     return replace(spec, options=ruled | spec.options) if ruled else spec
 
 
@@ -310,20 +310,19 @@ def make_policy(inputs: Inputs, spec: PolicySpec, role: Role = Role.SERVE) -> Po
         spec = replace(spec, own=_for_decode(spec))
     if inputs.config.kv_offloading_size is not None:
         check_offloading(spec, hardware, role is Role.SERVE)
-        spec = replace(spec, own=spec.policy.with_host_tier())
+        spec = replace(spec, own=policy_for("tier", spec.policy))
     if hardware.speculation is not None:
-        spec = with_drafts(spec)
+        spec = replace(spec, own=policy_for("drafts", spec.policy))
     policy = spec.build(
         hardware.limits, inputs.estimator_for(spec.policy) if spec.uses_estimator else None
     )
-    budget = policy.prompt_budget
-    if budget is not None and budget < longest:
+    budget, setting = policy.traits.prompt_limit or (longest, "")
+    if budget < longest:
         raise SettingsError(
             f"policy {spec.label} computes prompts whole, in steps of {budget} tokens at most, "
-            "and the longest request has "
-            f"{longest} (prompt and output: after a preemption both are computed again); set "
-            f"{policy.prompt_budget_setting} "
-            f"to {longest} or more, or cut requests with --cap-length {budget}"
+            f"and the longest request has {longest} (prompt and output: after a preemption both "
+            f"are computed again); set {setting} to {longest} or more, or cut requests with "
+            f"--cap-length {budget}"
         )
     if policy.predictor is not None and policy.predictor.needs_truth:
         policy.predictor.truth = TrueDemand(inputs.workload)

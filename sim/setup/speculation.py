@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from twinserve.policies.drafting import Drafting, DraftingLimits, Method
 from twinserve.policies.names import RegistryError, parse_options, validated
 from twinserve.policies.parts.estimators import BatchEstimator
 from twinserve.policies.parts.verifying import VerifyingLinear, VerifyingModel
+from twinserve.policies.registry import policy_for
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.forms.speculative import (
@@ -259,8 +259,9 @@ def _check_together(config: SimulationConfig, policies: tuple[PolicySpec, ...], 
     if role in ("prefill", "decode"):
         raise _error(f"replicas of the role {role} have no drafts here; drop it, or the roles")
     for spec in policies:
-        if spec.policy.with_drafts() is None:
-            raise _error(f"policy {spec.label} {spec.policy.no_drafts}; use vllm, or drop {_FLAG}")
+        if policy_for("drafts", spec.policy) is None:
+            why = spec.policy.traits.no_drafts
+            raise _error(f"policy {spec.label} {why}; use vllm, or drop {_FLAG}")
         kv = spec.kv or config.kv or spec.policy.default_kv
         if kv != "paged":
             raise _error(f"the {kv} ledger has no room for drafts; use kv=paged")
@@ -295,11 +296,6 @@ def estimator_with_drafts(
     if name != "perfect":
         model = step_estimate(name, profile, model)
     return VerifyingModel(SpeculativeModel(model, drafter), swap, speculation.drafting)
-
-
-def with_drafts(spec: PolicySpec) -> PolicySpec:
-    """The policy as it plans with drafts."""
-    return replace(spec, own=spec.policy.with_drafts())
 
 
 def check_profile(profile: Profile, speculation: Speculation) -> None:

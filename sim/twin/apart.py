@@ -98,7 +98,7 @@ class Recorded(Simulation):
             return left
 
         def note_plan(now: float):
-            loading = set(core.policy.fetching) if core.policy.loads_kv else ()
+            loading = set(core.policy.fetching) if core.policy.traits.loads_kv else ()
             made = dataclasses.replace(plan(now), valid_for=0, chunked=False)
             ids = table.ids
             joined = dict(made.admitted)

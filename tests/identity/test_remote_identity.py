@@ -194,7 +194,7 @@ BROKEN = (
             "gives back at once what the step under way still writes",
             "memory accounting",
             ("partial_chunks", 1),
-            ((CORE, "settle", "self.policy.loads_kv and", "False and"),),
+            ((CORE, "settle", "self.policy.traits.loads_kv and", "False and"),),
         ),
     ),
     (

@@ -21,7 +21,7 @@ from twinserve.backends.live.engine.engine import LiveSettings, StepAnswer, Vllm
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
 from twinserve.backends.live.versions import LiveEngineError
-from twinserve.policies.registry import policy_class, policy_names
+from twinserve.policies.registry import policy_class, policy_for, policy_names
 from twinserve.sim.cli.main import main
 from twinserve.sim.results.decisions import DecisionLog, parse_log, read_log
 from twinserve.sim.results.files import RunResult, write_run
@@ -50,7 +50,7 @@ NGRAMS = "k=3,method=ngram,lookup=1-3"
 DRAFTING = [
     name if policy_class(name).default_kv == "paged" else f"{name}:kv=paged"
     for name in policy_names()
-    if policy_class(name).with_drafts() is not None
+    if policy_for("drafts", policy_class(name)) is not None
 ]
 # the others take minutes
 IN_CI = (("vllm", TIGHT), ("kv-share", WIDE))

@@ -151,9 +151,8 @@ def test_a_server_with_clients_it_cannot_have_does_not_start(tmp_path):
         "from twinserve.policies.baselines.vllm import VllmPolicy\n"
         "class Mine(VllmPolicy):\n"
         "    name = 'mine'\n"
-        "    @classmethod\n"
-        "    def serves_best_effort(cls, options):\n"
-        "        return False\n"
+        "    class Options(VllmPolicy.Options):\n"
+        "        serves_best_effort = property(lambda self: False)\n"
     )
     with pytest.raises(LiveEngineError, match="'default' is best-effort"):
         start(f"{tmp_path / 'mine.py'}:Mine", str(path))

@@ -119,7 +119,7 @@ def simulate(
             dict(zip(workload.ids, workload.output_tokens.tolist(), strict=True))
         )
     clock = Clock()
-    link = PcieLink(bytes_per_s, sharing=core.policy.link_sharing or evenly)
+    link = PcieLink(bytes_per_s, sharing=core.policy.traits.link_sharing or evenly)
     backend = SimulatedBackend(table, model, link, limits, layers, fast, allreduces)
     recorder = StepRecorder()
     engine = Engine(clock, core, backend, recorder)

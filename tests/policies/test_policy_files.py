@@ -93,6 +93,7 @@ def test_an_option_whose_value_ends_in_py_is_no_file():
 
 
 ERRORS = {
+    "stray.py:Nameless": "TypeError: Nameless.pipelined: write traits = Traits(pipelined=...)",
     "gone.py:Mine": "policy file gone.py: there is no such file; check the path",
     "folder.py:Mine": "policy file folder.py: cannot be read (Is a directory)",
     "syntax.py:Mine": "policy file syntax.py, line 2: SyntaxError: invalid syntax",
@@ -127,6 +128,8 @@ def test_what_is_wrong_with_a_file_is_one_line(text, file, capsys):
     (file.parent / "deep.py").write_text("def f():\n    return g()\ndef g():\n    {}['x']\nf()\n")
     (file.parent / "exits.py").write_text("raise SystemExit(3)\n")
     (file.parent / "empty.py").write_text("")
+    stray = MINE.replace("    name = None", "    name = 'stray'\n    pipelined = True")
+    (file.parent / "stray.py").write_text(stray)
     code, said = command(capsys, "-p", text, *SMALL)
     assert code == cli.BAD_INPUT and ERRORS[text] in said
     assert said.startswith("error: ") and said.count("\n") == 1

@@ -109,16 +109,10 @@ def test_a_request_that_has_the_memory_to_itself_may_use_all_of_it():
 
 def test_prompts_that_could_never_be_computed_are_known_beforehand():
     policy = parse_policy("tgi:max_batch_prefill_tokens=32").build(LIMITS)
-    assert (policy.prompt_budget, policy.prompt_budget_setting) == (
-        32,
-        "the option max_batch_prefill_tokens",
-    )
+    assert policy.traits.prompt_limit == (32, "the option max_batch_prefill_tokens")
     policy = parse_policy("tgi:max_batch_total_tokens=16").build(LIMITS)
-    assert (policy.prompt_budget, policy.prompt_budget_setting) == (
-        16,
-        "the option max_batch_total_tokens",
-    )
-    assert parse_policy("tgi").build(LIMITS).prompt_budget == 64 + 50
+    assert policy.traits.prompt_limit == (16, "the option max_batch_total_tokens")
+    assert parse_policy("tgi").build(LIMITS).traits.prompt_limit[0] == 64 + 50
     with pytest.raises(
         RegistryError, match="max_new_tokens=0: should be greater than or equal to 1"
     ):

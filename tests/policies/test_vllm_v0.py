@@ -45,7 +45,7 @@ def test_a_budget_below_the_models_limit_is_none_of_its_business():
     could take."""
     limits = EngineLimits(max_model_len=100_000, max_num_seqs=8)
     policy = parse_policy("vllm-v0:max_num_batched_tokens=100").build(limits)
-    assert policy.prompt_budget == policy.token_budget == 100
+    assert policy.traits.prompt_limit[0] == policy.token_budget == 100
 
 
 def test_a_seat_is_needed():

@@ -260,7 +260,7 @@ def build(
                 "shared_contents": shared_contents(workload, block_tokens),
             }
         ledger = ledger_class(kv)(requests, blocks, block_tokens, host_blocks, **options)
-        link = PcieLink(bytes_per_s, sharing=one.link_sharing or evenly)
+        link = PcieLink(bytes_per_s, sharing=one.traits.link_sharing or evenly)
         backend = SimulatedBackend(requests, model, link, limits, layers, fast, allreduces)
         core = EngineCore(requests, one, ledger)
         engines.append(

@@ -100,7 +100,7 @@ def test_everything_that_can_happen_does(push):
 def test_prompts_computed_by_any_policy_on_any_ledger_that_hands_over(policy, ledger):
     spec = replace(parse_policy(policy), kv=ledger)
     connector = hand_over(recompute=True)
-    if spec.policy.orders_applications:
+    if spec.policy.traits.orders_applications:
         with pytest.raises(PolicyError, match="as a whole"):
             troubled(5, 6, connector, prefill_policy=spec)
         return

@@ -16,7 +16,7 @@ from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.sim import harness
 from tests.sim.harness import Affine, Audit, Toy, build, hybrid, same_rows, simulate
 from tests.sim.stepper import Stepper
-from twinserve.policies.base import EngineLimits
+from twinserve.policies.base import EngineLimits, Traits
 from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.paged.ledger import PagedLedger
@@ -142,7 +142,7 @@ def test_a_step_is_shown_as_if_it_had_ended_when_it_began():
 
 
 class Forgets(Looks):
-    keeps_ending = False
+    traits = Traits()
 
 
 def test_by_default_a_policy_hears_of_an_end_when_its_last_step_begins():

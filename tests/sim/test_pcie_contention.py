@@ -15,7 +15,7 @@ from tests.moves import IN, OUT
 from tests.parameters import mostly_nightly
 from tests.sim.harness import Affine, Toy, hybrid, same_rows, simulate
 from twinserve.backends.links import PcieLink, allreduces_of, evenly
-from twinserve.policies.base import EngineLimits
+from twinserve.policies.base import EngineLimits, Traits
 from twinserve.policies.layerkv.link import beside_allreduce
 from twinserve.policies.plan import Hold, KvMove
 from twinserve.profiles.composition import StepComposition
@@ -186,7 +186,7 @@ def quarter(work) -> float:
 
 
 def ends_with(move, **more):
-    toy = type("Scripted", (Toy,), {"script": {2: [move]}, "link_sharing": staticmethod(evenly)})
+    toy = type("Scripted", (Toy,), {"script": {2: [move]}, "traits": Traits(link_sharing=evenly)})
     sim = simulate(
         Workload.build([0.0], [8], [6]), toy, model=STEP, limits=LIMITS, bytes_per_s=1e6, **more
     )

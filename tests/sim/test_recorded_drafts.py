@@ -13,7 +13,7 @@ from twinserve.backends.acceptance import Acceptance, uniform
 from twinserve.backends.recorded_acceptance import DraftsPartedError, RecordedAcceptance
 from twinserve.backends.speculating import SpeculatingBackend
 from twinserve.policies.baselines.vllm_drafts import VllmDrafts
-from twinserve.policies.registry import policy_class, policy_names
+from twinserve.policies.registry import policy_class, policy_for, policy_names
 from twinserve.sim.results.decisions import DecisionLog, LoggedStep, parse_log
 from twinserve.sim.results.files import ResultsError, RunResult, write_run
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -39,7 +39,7 @@ DRAWN = "k=3,method=ngram,acceptance=0.6"
 DRAFTING = [
     name if policy_class(name).default_kv == "paged" else f"{name}:kv=paged"
     for name in policy_names()
-    if policy_class(name).with_drafts() is not None
+    if policy_for("drafts", policy_class(name)) is not None
 ]
 
 

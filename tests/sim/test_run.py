@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.sim.harness import Toy
-from twinserve.policies.base import EngineLimits, Policy
+from twinserve.policies.base import EngineLimits, Policy, Traits
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
@@ -62,11 +62,11 @@ class Whole(Plain):
 
     name = "whole"
 
-    @property
-    def prompt_budget(self):
-        return self.limits.max_num_batched_tokens
-
-    prompt_budget_setting = "--max-num-batched-tokens"
+    def setup(self):
+        super().setup()
+        self.traits = Traits(
+            prompt_limit=(self.limits.max_num_batched_tokens, "--max-num-batched-tokens")
+        )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_whole_prompts_are_judged_by_the_longest_request(inputs, spec):
     given = replace(
         inputs, hardware=replace(inputs.hardware, limits=EngineLimits(100, 128, 131_072))
     )
-    assert make_policy(given, spec).prompt_budget == 128
+    assert make_policy(given, spec).traits.prompt_limit[0] == 128
     longer = replace(inputs.workload, prompt_tokens=inputs.workload.prompt_tokens + 29)
     with pytest.raises(
         SettingsError,

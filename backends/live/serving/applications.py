@@ -36,7 +36,7 @@ class RequestRules:
         if issubclass(policy, DemandPolicy):
             training = options.training
             classes = tuple(sorted(KINDS if training is None else read_training(training)))
-        return cls(policy.serves_best_effort(options), classes)
+        return cls(options.serves_best_effort, classes)
 
     def refusal(self, attributes: RequestAttributes) -> str:
         """Why the policy cannot serve such a request, in one line; empty where it can."""
@@ -93,7 +93,8 @@ class Applications:
     ) -> None:
         self._core = core
         self._idle_s, self._most_idle = idle_s, most_idle
-        self._keeps_texts = core.policy.reads_texts()
+        predictor = core.policy.predictor
+        self._keeps_texts = predictor is not None and predictor.reads_texts
         self._named: dict[tuple[str, str], _Open] = {}  # by client and name
         self._grouped: dict[int, _Open] = {}
         # those without requests here, by when the last one left: the first has waited longest

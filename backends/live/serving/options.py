@@ -134,12 +134,11 @@ def build_core(
         )
         policy = spec.build(limits, _estimator(options, spec, facts, asynchronous))
         # of a policy that computes whole prompts only
-        longest = policy.prompt_budget
-        if longest is not None and longest < facts.max_model_len:
+        longest, setting = policy.traits.prompt_limit or (facts.max_model_len, "")
+        if longest < facts.max_model_len:
             raise SettingsError(
                 f"policy {spec.label}: a step has {longest} tokens, a request up to "
-                f"{facts.max_model_len}; "
-                f"set {policy.prompt_budget_setting} higher or --max-model-len lower"
+                f"{facts.max_model_len}; set {setting} higher or --max-model-len lower"
             )
         if asynchronous and not policy.asynchronous:
             raise SettingsError(
@@ -174,14 +173,15 @@ def clients_of(options: ServingOptions, policy: Policy) -> Clients:
         clients = read_clients(options.clients, options.slo_ttft_s, options.slo_tpot_s)
     except SettingsError as error:
         raise LiveEngineError(f"{_WHERE}: {error}") from None
-    best_effort = policy.serves_best_effort(policy.options)
+    best_effort = policy.options.serves_best_effort
     for client in clients.all:
         if client.beliefs.service_class == "be" and not best_effort:
             raise LiveEngineError(
                 f"{_WHERE}: clients {options.clients}: {client.name!r} is best-effort, which "
                 f"policy {options.policy} does not serve; write class: rt, or change the policy"
             )
-    if policy.orders_applications and not any(one.beliefs.applications for one in clients.all):
+    believed = any(one.beliefs.applications for one in clients.all)
+    if policy.traits.orders_applications and not believed:
         _log.warning(
             "policy %s: applications are believed of no client, so that requests count one by one, "
             'or for their client; say which clients are believed ("clients", docs/serving.md)',

@@ -88,9 +88,9 @@ class Router(ABC, Generic[RouterOptions]):
     signals = Signals()  # how old what it hears is; of its options, where these are `Measured`
     # True: requests of one application may go to several replicas, even while the first of these
     # is up. Refused with a policy that accounts for applications as a whole
-    # (`Policy.orders_applications`), unless the fleet stamps an order of all replicas on requests:
+    # (`Traits.orders_applications`), unless the fleet stamps an order of all replicas on requests:
     spreads_applications: ClassVar[bool] = False
-    # True: it does, where the policy has such an order (`Policy.fleet_order`)
+    # True: it does, where the policy has such an order (`OrdersFleet`)
     stamps_order: ClassVar[bool] = False
 
     def __init__(self, options: RouterOptions | None = None) -> None:
