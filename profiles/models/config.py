@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from twinserve.profiles.models.families import FAMILIES
 from twinserve.profiles.models.fields import Fields
+from twinserve.profiles.models.hub_ids import why_not
 from twinserve.profiles.models.quantization import count_exceptions, read_quantization
 from twinserve.profiles.models.vision import vision_parameters
 from twinserve.profiles.specs import ModelSpec, ProfileError, one_line, read_json
@@ -22,11 +23,30 @@ from twinserve.profiles.specs import ModelSpec, ProfileError, one_line, read_jso
 # Bytes of a weight; vLLM (`--dtype auto`) keeps those of float32 in 16 bits.
 SIZES = {"float32": 2, "bfloat16": 2, "float16": 2}
 # Model types that hold a text model's config as `text_config`, and how that calls itself.
-NESTED = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+NESTED = {
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "kimi_k25": "kimi_k2",
+    "mistral3": "ministral3",
+    "internvl": "qwen3",
+    "interns1": "qwen3_moe",
+    "glm4v_moe": "glm4_moe",
+}
 # What vLLM goes by, beside the model type: the class that a config.json names.
 NESTED_CLASSES = {
-    "gemma3": ("Gemma3ForConditionalGeneration",),
-    "llama4": ("Llama4ForConditionalGeneration",),
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "llama4": "Llama4ForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "kimi_k25": "KimiK25ForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
+    "internvl": "InternVLForConditionalGeneration",
+    "interns1": "InternS1ForConditionalGeneration",
+    "glm4v_moe": "Glm4vMoeForConditionalGeneration",
 }
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Quantised checkpoints are called so; their config.json may leave it to a file beside it.
@@ -92,6 +112,8 @@ def cached_config(model: str) -> Path:
         if path.is_file():
             return path
     found = sorted(folder.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not found and (why := why_not(model)) is not None:
+        raise ProfileError(f"{model}: {why}; name a model of `twinserve models` that is like it")
     if not found:
         raise ProfileError(
             f"{model}: no config.json at that path, and none in the Hugging Face cache "
@@ -126,7 +148,7 @@ def _nested(whole: Fields, name: str | None) -> ModelSpec:
     kind = str(whole.get("model_type", ""))
     if kind not in NESTED:
         _unknown(whole, kind, NESTED)
-    _check_classes(whole, kind, NESTED_CLASSES[kind])
+    _check_classes(whole, kind, (NESTED_CLASSES[kind],))
     inside = whole.part("text_config")
     text = Fields({"model_type": NESTED[kind], **inside.data}, inside.where)
     inherited = {

@@ -225,10 +225,71 @@ def _llama4(config: Fields) -> Changes:
     }
 
 
-def experts(config: Fields, key: str) -> Changes:
+def _no_output_bias(config: Fields) -> int:
+    """What `attention_bias` of others counts beside the biases of q, k and v."""
+    biased = config.flag("attention_bias")
+    return -biased * config.need("num_hidden_layers") * config.need("hidden_size")
+
+
+def _seed_oss(config: Fields) -> Changes:
+    if config.flag("attention_out_bias") or config.flag("mlp_bias"):
+        config.refuse("attention_out_bias", "only biases of q, k and v are understood")
+    return {"other_parameters": _no_output_bias(config)}
+
+
+def _glm(config: Fields) -> Changes:
+    return {"other_parameters": _no_output_bias(config)}
+
+
+def _glm4_moe(config: Fields) -> Changes:
+    """GLM-4.5 to 4.7: some dense layers first, a shared expert, a bias a routed one."""
+    layers, dense = config.need("num_hidden_layers"), config.number("first_k_dense_replace", 1)
+    found = experts(config, "n_routed_experts")
+    width = config.need("moe_intermediate_size")
+    return {
+        **found,
+        **_dense_layers(dense, config.need("intermediate_size")),
+        "qk_norm": config.flag("use_qk_norm"),
+        "shared_intermediate": config.number("n_shared_experts", 1) * width,
+        "other_parameters": _no_output_bias(config) + (layers - dense) * found["experts"],
+        "mtp_modules": config.number("num_nextn_predict_layers"),
+    }
+
+
+def _ernie4_5_moe(config: Fields) -> Changes:
+    """Some dense layers first, shared experts, a bias a routed one."""
+    layers, dense = config.need("num_hidden_layers"), config.number("moe_layer_start_index", 1)
+    if config.number("moe_layer_interval", 1) != 1:
+        config.refuse("moe_layer_interval", "only mixtures in every layer are understood")
+    if config.number("moe_layer_end_index", -1) not in (-1, layers - 1):
+        config.refuse("moe_layer_end_index", "only mixtures up to the last layer are understood")
+    if config.flag("use_bias"):
+        config.refuse("use_bias", "only false is understood")
+    found = experts(config, "moe_num_experts", "moe_k")
+    width = config.need("moe_intermediate_size")
+    return {
+        **found,
+        **_dense_layers(dense, config.need("intermediate_size")),
+        "shared_intermediate": config.number("moe_num_shared_experts", 2) * width,
+        "other_parameters": (layers - dense) * found["experts"],
+    }
+
+
+def _hunyuan_moe(config: Fields) -> Changes:
+    """Every layer a mixture with shared experts."""
+    config.get("intermediate_size")  # of layers that are no mixture
+    width = config.need("moe_intermediate_size")
+    return {
+        **experts(config, "num_experts", "moe_topk"),
+        "qk_norm": config.flag("use_qk_norm"),
+        "shared_intermediate": config.number("num_shared_expert") * width,
+    }
+
+
+def experts(config: Fields, key: str, chosen: str = "num_experts_per_tok") -> Changes:
     """The number of routed experts, and of those that a token passes."""
-    found = {"experts": config.need(key), "experts_per_token": config.need("num_experts_per_tok")}
-    for key_of, name in ((key, "experts"), ("num_experts_per_tok", "experts_per_token")):
+    found = {"experts": config.need(key), "experts_per_token": config.need(chosen)}
+    for key_of, name in ((key, "experts"), (chosen, "experts_per_token")):
         if found[name] < 1:
             config.refuse(key_of, "a mixture of experts has at least one")
     return found
@@ -330,6 +391,19 @@ FAMILIES: dict[str, Family] = {
     "minimax_m2": Family(
         _minimax_m2, ("MiniMaxM2ForCausalLM",), absent={**_kv_heads(8), "head_dim": 128}
     ),
+    "ministral3": Family(_all_windowed, ("Ministral3ForCausalLM", "MistralForCausalLM")),
+    "seed_oss": Family(_seed_oss, ("SeedOssForCausalLM",)),
+    "glm": Family(_glm, ("GlmForCausalLM",)),
+    "glm4_moe": Family(_glm4_moe, ("Glm4MoeForCausalLM",), width=_MOE_WIDTH),
+    "ernie4_5_moe": Family(
+        _ernie4_5_moe, ("Ernie4_5_MoeForCausalLM",), {"tie_word_embeddings": True}, _MOE_WIDTH
+    ),
+    "hunyuan_v1_moe": Family(_hunyuan_moe, ("HunYuanMoEV1ForCausalLM",), width=_MOE_WIDTH),
+    "qwen3_vl_text": Family(_qwen3, ("Qwen3VLForConditionalGeneration",)),
+    "qwen3_vl_moe_text": Family(
+        _qwen3_moe, ("Qwen3VLMoeForConditionalGeneration",), width=_MOE_WIDTH
+    ),
+    "qwen2_5_vl_text": Family(_qwen2, ("Qwen2_5_VLForConditionalGeneration",)),
     "llama4_text": Family(
         _llama4,
         ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),

@@ -24,6 +24,10 @@ HARMLESS = re.compile(
     r"|^initial_context_length$|^for_llm_compressor$|^mm_tokens_per_image$|^image_size$"
     # what transformers and vLLM pass over (Gemma 2, Phi-4-mini, SmolLM2)
     r"|^sliding_window_size$|^full_attn_mod$|^interpolate_factor$|^is_llama_config$"
+    # how transformers samples and labels, and where images stand in a text
+    r"|^(?:id2label|label2id|max_length|num_beams|num_beam_groups|num_return_sequences|temperature"
+    r"|top_[kp]|typical_p|(?:length|repetition)_penalty|problem_type|ignore_index)$"
+    r"|placeholder|^use_unified_vision_chunk$"
     # layers that only speculation loads
     r"|^num_nextn_predict_layers$"
 )

@@ -19,7 +19,7 @@ KEYS = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
 # Modules that are never counted as quantised.
 _PLAIN = re.compile(
     r"lm_head|embed|norm|router|gate$|mlp\.gate\b|e_score_correction_bias$|vision|visual"
-    r"|multi_modal|re:.*(lm_head|gate\$)"
+    r"|multi_modal|mm_projector|re:.*(lm_head|gate\$)"
 )
 _NEXT_TOKENS = re.compile(r"(^|[.*])mtp\b")  # layers that only speculation loads
 _LAYER = re.compile(r"layers\.(\d+)(?=\.|\*|$)")

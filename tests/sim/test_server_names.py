@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.test_serve_line import truth
+from twinserve.profiles.catalog import find_model
 from twinserve.profiles.gpu_labels import gpu_of_label, machine_of_label
 from twinserve.profiles.gpus import GPUS
 from twinserve.profiles.models.hub_ids import catalogue_name, longest_request
 from twinserve.profiles.models.published import PUBLISHED
+from twinserve.profiles.specs import ProfileError
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -32,6 +34,15 @@ def test_every_catalogue_model_is_known_by_its_id(name):
         ("mistralai/Mistral-7B-Instruct-v0.1", None, None),
         ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3", None),
         ("nvidia/DeepSeek-R1-FP4", None, None),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "deepseek-r1-0528-qwen3-8b", None),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507-FP8", "qwen3-235b-a22b-2507-fp8", None),
+        ("moonshotai/Kimi-K2-Instruct-0905", "kimi-k2-0905", None),
+        ("moonshotai/Kimi-K2-Thinking", "kimi-k2-thinking", None),
+        ("nvidia/Kimi-K2.7-Code-NVFP4", "kimi-k2.6-nvfp4", None),
+        ("mistralai/Ministral-3-8B-Instruct-2512", "ministral-3-8b-fp8", None),
+        ("mistralai/Ministral-3-8B-Reasoning-2512", "ministral-3-8b", None),
+        ("zai-org/GLM-4.7-FP8", "glm-4.6-fp8", None),
+        ("meta-llama/Llama-3.2-3B-Instruct", "llama-3.2-3b", None),
         ("openai/gpt-oss-120b", "gpt-oss-120b", None),
         ("Qwen/Qwen3-32B-Tuned", None, None),
     ],
@@ -45,7 +56,25 @@ def test_ids_of_public_recipes_are_understood():
     if path is None:
         pytest.skip("no recipe_ids.txt; set TWINSERVE_TRUTH to the folder that holds it")
     ids = path.read_text(encoding="utf-8").split()
-    assert sum(catalogue_name(model) is not None for model in ids) >= 28
+    assert sum(catalogue_name(model) is not None for model in ids) >= 64
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("Qwen/Qwen3.5-27B", "fixed state"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "fixed state"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "fixed state"),
+        ("deepseek-ai/DeepSeek-V3.2", "sparse attention"),
+        ("zai-org/GLM-5.1-FP8", "sparse attention"),
+        ("google/gemma-4-31B-it", "heads or head size"),
+        ("openai/whisper-large-v3", "speech, pictures or vectors"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_for_what_it_is(model, why):
+    with pytest.raises(ProfileError, match=why) as error:
+        find_model(model)
+    assert "hf download" not in str(error.value) and catalogue_name(model) is None
 
 
 @pytest.mark.parametrize(
