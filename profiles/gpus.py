@@ -4,7 +4,7 @@ NVIDIA's and AMD's data sheets: dense rates. Memory is what CUDA (ROCm) reports 
 total where a report was at hand, else a total that agrees with KV pools seen on it (H100, H200) or
 with its siblings. PCIe is the lane rate of 16 lanes in one direction (gen 3, 4, 5, 6: 16, 32, 64,
 128 GB/s), NVLink half the data sheet's bidirectional figure. Bridges that join pairs of cards (H100
-PCIe, RTX 3090, A40) are taken to be absent. The V100s are PCIe cards.
+PCIe and NVL, A100 PCIe, RTX 3090, A40) are taken to be absent. The V100s are PCIe cards.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ GPUS: dict[str, GpuSpec] = {
         GpuSpec("a100-40g", "ampere", 312e12, 1555e9, 39.49 * GIB, 32e9, 300e9),
         GpuSpec("a100-pcie-40g", "ampere", 312e12, 1555e9, 39.49 * GIB, 32e9),
         GpuSpec("a100-80g", "ampere", 312e12, 2039e9, 79.2 * GIB, 32e9, 300e9),
+        GpuSpec("a100-pcie-80g", "ampere", 312e12, 1935e9, 79.2 * GIB, 32e9),
+        GpuSpec("h100-nvl", "hopper", 835.5e12, 3938e9, 93.11 * GIB, 64e9),
         GpuSpec("h100", "hopper", 989e12, 3350e9, 79.2 * GIB, 64e9, 450e9),
         GpuSpec("h100-pcie", "hopper", 756.5e12, 2000e9, 79.2 * GIB, 64e9),
         GpuSpec("h200", "hopper", 989e12, 4800e9, 139.8 * GIB, 64e9, 450e9),
@@ -75,6 +77,7 @@ FEW_BITS: dict[str, FewBits] = {
     "a100-40g": FewBits(80, int8=624e12),
     "a100-pcie-40g": FewBits(80, int8=624e12),
     "a100-80g": FewBits(80, int8=624e12),
+    "a100-pcie-80g": FewBits(80, int8=624e12),
     "a10": FewBits(86, int8=250e12),
     "a10g": FewBits(86),
     "a40": FewBits(86, int8=299.3e12),
@@ -86,6 +89,7 @@ FEW_BITS: dict[str, FewBits] = {
     "rtx4090": FewBits(89, fp8=330.3e12, int8=660.6e12),
     "h20": FewBits(90, fp8=296e12, int8=296e12),
     "h100": FewBits(90, fp8=1979e12, int8=1979e12),
+    "h100-nvl": FewBits(90, fp8=1670.5e12, int8=1670.5e12),
     "h100-pcie": FewBits(90, fp8=1513e12, int8=1513e12),
     "h200": FewBits(90, fp8=1979e12, int8=1979e12),
     "b200": FewBits(100, fp8=4500e12, int8=4500e12, fp4=9000e12),
@@ -103,6 +107,7 @@ SOURCES: dict[str, str] = {
     "t4": f"{_NVIDIA} (T4); total that CUDA reports",
     "a10": f"{_NVIDIA} (A10); memory as on the A10G",
     "a40": f"{_NVIDIA} (A40); memory as on the L40S, of which nvidia-smi says the same",
+    "h100-nvl": f"{_NVIDIA} (H100 NVL), without its bridge; memory as vLLM's logs have it",
     "h100-pcie": f"{_NVIDIA} (H100 PCIe), as aiconfigurator-core has it; memory as on the H100",
     "v100-32g": f"{_NVIDIA} (V100 PCIe); total that CUDA reports",
     "rtx3090": "lists of NVIDIA GA102 whitepaper figures; total that CUDA reports",

@@ -15,6 +15,8 @@ from twinserve.sim.plan.commands import FIRST_PORT, hub_id
 # Of nodes with the driver's labels (nvidia.com/gpu.product); others are left to the user.
 LABELS = {
     "h100": "NVIDIA-H100-80GB-HBM3",
+    "h100-nvl": "NVIDIA-H100-NVL",
+    "a100-pcie-80g": "NVIDIA-A100-80GB-PCIe",
     "h100-pcie": "NVIDIA-H100-PCIe",
     "h200": "NVIDIA-H200",
     "h20": "NVIDIA-H20",

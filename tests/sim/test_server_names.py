@@ -86,7 +86,10 @@ def test_a_model_of_another_kind_is_refused_for_what_it_is(model, why):
         ("nvidia-tesla-a100", "a100-40g"), ("NVIDIA-GeForce-RTX-4090", "rtx4090"),
         ("AMD_Instinct_MI300X_OAM", "mi300x"), ("p4d.24xlarge", "a100-40g"),
         ("a3-highgpu-8g", "h100"), ("Standard_ND96isr_H100_v5", "h100"), ("ND H100 v5", "h100"),
-        ("NVIDIA-A100-80GB-PCIe", None), ("m8g.large", None), ("NVIDIA-H100-NVL", None),
+        ("NVIDIA-A100-80GB-PCIe", "a100-pcie-80g"), ("m8g.large", None),
+        ("NVIDIA-H100-NVL", "h100-nvl"), ("NVIDIA A100 80GB PCIe", "a100-pcie-80g"),
+        ("Standard_NC40ads_H100_v5", "h100-nvl"), ("BM.GPU.H100.8", "h100"),
+        ("gpu_8x_h100_sxm5", "h100"), ("g7e.2xlarge", "rtxpro6000"), ("VM.GPU.A10.2", "a10"),
     ],
 )  # fmt: skip
 def test_labels_and_instance_types_name_gpus(text, name):
@@ -95,11 +98,20 @@ def test_labels_and_instance_types_name_gpus(text, name):
 
 def test_instance_types_have_a_number_of_gpus():
     said = {
-        text: machine_of_label(text) for text in ("p5.48xlarge", "g5.12xlarge", "g2-standard-24")
+        text: machine_of_label(text)
+        for text in (
+            "p5.48xlarge",
+            "g5.12xlarge",
+            "g2-standard-24",
+            "VM.GPU.A10.2",
+            "a2-highgpu-4g",
+        )
     }
     assert said == {
         "p5.48xlarge": ("h100", 8),
         "g5.12xlarge": ("a10g", 4),
         "g2-standard-24": ("l4", 2),
+        "VM.GPU.A10.2": ("a10", 2),
+        "a2-highgpu-4g": ("a100-40g", 4),
     }
     assert all(gpu_of_label(name) in (name, None) for name in GPUS)
