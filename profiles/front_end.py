@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
 
-import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
@@ -143,8 +141,9 @@ class FrontEnd:
                     earlier versions
     source          where the numbers are from
     fit_error       mean absolute relative error of the client's time to first token beyond the
-                    engine's, over the medians of prompt lengths that no fit saw; None: not known
-    spread          between the quartiles of that time over its median; None: not known
+                    engine's, over lower quartiles of requests that no fit saw; None: not known
+    spread          between the quartiles of that time over the lower one of its prompt length;
+                    None: not known
     threads         its service times; None: its times depend on no load
     """
 
@@ -165,7 +164,7 @@ class FrontEnd:
             context = UNLOADED_REQUESTS * UNLOADED_CONTEXT
             step = StepComposition(UNLOADED_REQUESTS, context, UNLOADED_CONTEXT)
             response_s += self.response_steps * model.step_seconds(step)
-        service = None if self.threads is None else _service(self.threads, serving)
+        service = None if self.threads is None else service_of(self.threads, serving)
         return Delays(self.request_s, self.prompt_token_s, response_s, service)
 
     def idle_s(self, model: StepTimeModel, prompt_tokens: int, serving: Serving) -> float:
@@ -202,7 +201,8 @@ class FrontEnd:
         )
 
 
-def _service(threads: Threads, serving: Serving) -> Service:
+def service_of(threads: Threads, serving: Serving) -> Service:
+    """Their service times on the simulated host."""
     factor = threads.host_factor[0] if serving.host_factor is None else serving.host_factor
     streamed = 1.0 if serving.stream else 0.0
     there = 0.0 if serving.client == "none" else 1.0
@@ -278,90 +278,3 @@ def save_front_end(front_end: FrontEnd, path: str | os.PathLike[str]) -> None:
     text = json.dumps(FRONT_END.numbered(asdict(front_end)), indent=2) + "\n"
     with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
-
-
-# -- measured --------------------------------------------------------------------------------------
-@plain_dataclass(frozen=True)
-class Exchange:
-    """One request to a server that does nothing else, on one clock (seconds).
-
-    sent_s    by the client; queued_s: when the engine got it
-    engine_s  when the engine had each token; seen_s: when the client saw it
-    """
-
-    prompt_tokens: int
-    sent_s: float
-    queued_s: float
-    engine_s: Sequence[float]
-    seen_s: Sequence[float]
-
-    @property
-    def request_side_s(self) -> float:
-        return self.queued_s - self.sent_s
-
-    @property
-    def response_side_s(self) -> float:
-        """Of the first token."""
-        return self.seen_s[0] - self.engine_s[0]
-
-    @property
-    def beyond_engine_s(self) -> float:
-        """The client's time to first token, less the engine's."""
-        return (self.seen_s[0] - self.sent_s) - (self.engine_s[0] - self.queued_s)
-
-
-def fit_front_end(exchanges: Sequence[Exchange], name: str, source: str = "") -> FrontEnd:
-    """The terms that one engine's exchanges show, in the order in which they were made. ValueError
-    where all prompts are as long, in all of them or in the first or second half.
-
-    Terms are of medians, since other programs of the machine only ever make it take longer.
-    `response_s` is of first tokens. `response_steps` cannot be told from one engine, whose steps
-    take as long each time: 0. `fit_error` is of each half as the other one predicts it.
-    """
-    first, second = exchanges[: len(exchanges) // 2], exchanges[len(exchanges) // 2 :]
-    errors = [_error(_terms(a), b) for a, b in ((first, second), (second, first))]
-    low, middle, high = np.percentile([e.beyond_engine_s for e in exchanges], (25, 50, 75))
-    terms = _terms(exchanges)
-    return FrontEnd(
-        name,
-        terms.request_s,
-        terms.prompt_token_s,
-        terms.response_s,
-        0.0,
-        source,
-        fit_error=float(np.mean(errors)),
-        spread=float((high - low) / middle),
-    )
-
-
-def _terms(exchanges: Sequence[Exchange]) -> Delays:
-    lengths, delays = _medians(exchanges, [e.request_side_s for e in exchanges])
-    if len(lengths) < 2:
-        raise ValueError("all prompts have one length; the time of a token needs several")
-    slope = max(float(np.polyfit(lengths, delays, 1)[0]), 0.0)
-    request_s = max(float(np.median(delays - slope * lengths)), 0.0)
-    response_s = max(float(np.median([e.response_side_s for e in exchanges])), 0.0)
-    return Delays(request_s, slope, response_s)
-
-
-def _error(terms: Delays, exchanges: Sequence[Exchange]) -> float:
-    """Mean absolute relative error of what clients see beyond the engine, over prompt lengths."""
-    lengths, beyond = _medians(exchanges, [e.beyond_engine_s for e in exchanges])
-    fitted = terms.request_s + terms.prompt_token_s * lengths + terms.response_s
-    return float((np.abs(fitted - beyond) / beyond).mean())
-
-
-def _medians(exchanges: Sequence[Exchange], values: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Prompt lengths, and the median value of each."""
-    lengths, found = np.array([e.prompt_tokens for e in exchanges]), np.array(values)
-    distinct = np.unique(lengths)
-    return distinct, np.array([np.median(found[lengths == n]) for n in distinct])
-
-
-def bunched(exchanges: Sequence[Exchange]) -> float:
-    """Share of the answers that reached their client in less than half the time in which the engine
-    made them: tokens waited for each other on the way, and the first one longest."""
-    spans = np.array(
-        [(e.seen_s[-1] - e.seen_s[0], e.engine_s[-1] - e.engine_s[0]) for e in exchanges]
-    )
-    return float((spans[:, 0] < 0.5 * spans[:, 1]).mean())

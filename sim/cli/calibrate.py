@@ -53,8 +53,7 @@ _SERVER = {
 _FOR_SERVING = ("from_serving", "config", "saturated", "out", "name", "overwrite", *_SERVER)
 # and what --front-end takes
 _FOR_FRONT_END = (
-    *("front_end", "model", "out", "name", "dtype", "max_model_len", "threads", "engine_arg"),
-    *("quick", "seed", "overwrite"),
+    *("front_end", "model", "out", "name", "max_model_len", "quick", "seed", "overwrite"),
 )
 
 
@@ -121,8 +120,8 @@ def calibrate(
         With --from-serving: fit all of a file, even if the server's queue grew. By default only the
         time before that counts, and a file without such a time is refused.
     front_end: bool
-        Measure the time between clients and the engine instead: serve the model over HTTP, and
-        write a file for simulate --front-end.
+        Measure the time between clients and the engine instead: start an API server before an
+        emulated GPU, and write a file for simulate --front-end. --model: a folder with a tokenizer.
     profile: str
         With --from-steps and --from-serving: the engine's profile, to compare and to correct.
     form: str
@@ -201,7 +200,7 @@ def calibrate(
         ("model", "a folder with a config.json, or tiny, deep or small"),
         ("out", "the file to write (.json)"),
     ):
-        if given[option] is None:
+        if given[option] is None and not (front_end and option == "model"):
             raise SettingsError(f"--{option} is needed to measure an engine: {what}")
     check_target(out, overwrite)
     if raw is not None:
@@ -221,10 +220,7 @@ def calibrate(
                 out,
                 Path(scratch),
                 name=name,
-                dtype=dtype,
                 max_model_len=max_model_len,
-                threads=threads,
-                extra=extra,
                 quick=quick,
                 seed=seed,
                 progress=progress,

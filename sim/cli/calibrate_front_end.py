@@ -1,100 +1,76 @@
-"""`twinserve calibrate --front-end`: serve a model over HTTP, and write what lies before it."""
+"""`twinserve calibrate --front-end`: start an API server before an emulated GPU, and write what
+lies between its clients and its engine."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
-import numpy as np
-
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
-from twinserve.profiles.front_end import FrontEnd, bunched, fit_front_end, save_front_end
-from twinserve.sim.cli.live import SEEDED
+from twinserve.profiles.front_end import FrontEnd, save_front_end
+from twinserve.profiles.measured.front_end import (
+    Exchange,
+    Load,
+    bunched,
+    fit_front_end,
+    host_factor,
+    threads_error,
+)
 from twinserve.sim.cli.progress import RunProgress
 
 MANY, WIDE = 0.1, 0.5  # shares of bunched answers, and spreads, that are told as a note
 MOST_TOKENS = 4096  # of a request, by default
-# Of the common words that prompts are made of, and hardly more. Seeded models have one, but vLLM
-# refuses a prompt with more characters than the longest tokens could have, and spaces count.
-_TOKENS_A_WORD = 1.5
-_FEWEST_WORDS = 16
+# Of the common words that prompts are made of, and hardly more.
+_TOKENS_A_WORD = 2.0
+_FEWEST_WORDS, _LOAD_TOKENS = 16, 4096
 
 
 def calibrate_front_end(
-    model: str,
+    model: str | None,
     out: Path,
     scratch: Path,
     *,
     name: str | None,
-    dtype: str | None,
     max_model_len: int | None,
-    threads: int,
-    extra: dict,
     quick: bool,
     seed: int,
     progress: RunProgress,
 ) -> None:
-    """Measure, write `out`, and say what was found. Arguments as of `calibrate`; scratch: a folder
-    for the server's log."""
-    version = installed_vllm()
-    import torch
-
-    from twinserve.backends.live.measure.front_end import (
-        QUICK,
-        WORDS,
-        Effort,
-        Measured,
-        measure_front_end,
-    )
-
-    gpu = torch.cuda.is_available()
-    effort = QUICK if quick else Effort()
-    folder, words = served_model(model, scratch)
+    """Measure, write `out`, and say what was found. model: a folder with a tokenizer; scratch: a
+    folder for the server's files; others as of `calibrate`."""
+    tokenizer = None if model is None else Path(model)
+    if tokenizer is not None and not (tokenizer / "tokenizer_config.json").is_file():
+        raise LiveEngineError(
+            f"--model {model}: no tokenizer_config.json is there; give a model's folder, or drop it"
+        )
     longest = max_model_len or MOST_TOKENS
+    lengths = prompt_lengths(int(longest / _TOKENS_A_WORD))
+    version = installed_vllm()
+    from twinserve.backends.live.measure.front_end import QUICK, Effort, measure_front_end
+
     progress.begin("calibrate")
 
     def shown(share: float, text: str) -> None:
         progress.bar.update(progress.bar.task_ids[-1], completed=share, state=text)
 
-    load = os.getloadavg()[0]
-    found: Measured = measure_front_end(
+    busy = os.getloadavg()[0]
+    loads, exchanges = measure_front_end(
         scratch,
-        folder,
-        _arguments(folder, longest, dtype, gpu, extra),
-        lengths=prompt_lengths(int((longest - effort.tokens) / _TOKENS_A_WORD)),
-        words=words or WORDS,
-        effort=effort,
+        tokenizer=tokenizer,
+        max_model_len=max(longest, _LOAD_TOKENS),
+        lengths=lengths,
+        effort=QUICK if quick else Effort(),
         seed=seed,
-        gpu=gpu,
-        threads=threads,
         shown=shown,
     )
-    device = torch.cuda.get_device_name() if gpu else "CPU engine"
     source = (
-        f"{len(found.exchanges)} requests, one at a time, to vllm serve {version} on this host "
-        f"({device}, {os.cpu_count()} cores, load average {load:.1f} before)"
+        f"{len(exchanges)} single requests and {len(loads)} loads, vLLM {version}'s API server "
+        f"before an emulated GPU ({os.cpu_count()} cores, load average {busy:.1f} before)"
     )
-    front_end = fit_front_end(found.exchanges, name or f"{folder.name}@{device}", source)
+    front_end = fit_front_end(loads, exchanges, name or "measured", source)
     save_front_end(front_end, out)
-    _tell(front_end, found)
+    _tell(front_end, loads, exchanges)
     print(out)
-
-
-def served_model(model: str, scratch: Path) -> tuple[Path, list[str]]:
-    """Return the model's folder with a tokenizer, and the words that the tokenizer knows (none:
-    English words). Raises LiveEngineError."""
-    if model in SEEDED:
-        from twinserve.backends.live.engine.tiny_model import VOCAB, write_model, write_tokenizer
-
-        folder = write_tokenizer(write_model(scratch / model, model))
-        return folder, [f"w{i}" for i in range(VOCAB)]
-    folder = Path(model)
-    if not (folder / "config.json").is_file():
-        raise LiveEngineError(
-            f"--model {model}: no config.json is there; give a model's folder, with its tokenizer"
-        )
-    return folder, []
 
 
 def prompt_lengths(room: int) -> list[int]:
@@ -111,40 +87,26 @@ def prompt_lengths(room: int) -> list[int]:
     return [*lengths, room] if room > 1.5 * lengths[-1] else lengths
 
 
-def _arguments(folder: Path, longest: int, dtype: str | None, gpu: bool, extra: dict) -> list[str]:
-    """Of `vllm serve`."""
-    said = ["--max-model-len", str(longest)]
-    if not any(folder.glob("*.safetensors")):
-        said += ["--load-format", "dummy"]
-    if dtype is not None:
-        said += ["--dtype", dtype]
-    if not gpu:
-        said += ["--enforce-eager", "--no-async-scheduling"]
-    for name, value in extra.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            said += [f"--{flag}" if value else f"--no-{flag}"]
-        else:
-            said += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
-    return said
-
-
-def _tell(front_end: FrontEnd, found) -> None:
-    exchanges = found.exchanges
+def _tell(front_end: FrontEnd, loads: list[Load], exchanges: list[Exchange]) -> None:
+    t = front_end.threads
     print(front_end.describe())
-    client = np.mean([e.seen_s[0] - e.sent_s for e in exchanges])
-    engine = np.mean([e.engine_s[0] - e.queued_s for e in exchanges])
     lines = {
-        "the client": client,
-        "the engine": engine,
-        "vLLM's metric": found.server_ttft_s,
-        "queue and prefill": found.engine_ttft_s,
+        "a request": f"{1e3 * (t.accept_s + t.submit_s):.2f} ms, {1e6 * t.prompt_token_s:.2f} us a "
+        f"prompt token; {1e6 * t.tokenise_s:.2f} us on the tokeniser's thread",
+        "outputs": f"{1e3 * t.step_s:.2f} ms a step, {1e6 * t.token_s:.1f} us a token, "
+        f"{1e6 * t.chunk_s:.1f} us a message",
+        "the client": f"{1e3 * t.client_request_s:.2f} ms a request, {1e6 * t.client_chunk_s:.1f} "
+        "us a message",
+        "on top": f"{1e3 * front_end.request_s:.2f} ms a request, "
+        f"{1e3 * front_end.response_s:.2f} ms a token, at any load",
+        "host factor": f"{host_factor(loads):.2f} of the server's thread, over --front-end vllm",
+        "threads": f"{threads_error(loads):.1%} off the CPU time of a load",
+        "fit": f"{front_end.fit_error:.1%} off single requests, each half of them predicted from "
+        "the other",
+        "spread": f"{front_end.spread:.1%} between the quartiles of single requests",
     }
-    for who, seconds in lines.items():
-        print(f"{who:>18}  {1e3 * seconds:.2f} ms to the first token on average")
-    unseen = "off the medians of prompt lengths, each half predicted from the other"
-    print(f"{'fit':>18}  {front_end.fit_error:.1%} {unseen}")
-    print(f"{'spread':>18}  {front_end.spread:.1%} between the quartiles of requests")
+    for what, found in lines.items():
+        print(f"{what:>18}  {found}")
     together = bunched(exchanges)
     if together > MANY:
         print(

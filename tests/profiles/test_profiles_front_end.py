@@ -10,14 +10,21 @@ import pytest
 
 from twinserve.profiles.front_end import (
     PUBLISHED,
-    Exchange,
     FrontEnd,
     Serving,
     Threads,
-    bunched,
-    fit_front_end,
     load_front_end,
     save_front_end,
+)
+from twinserve.profiles.measured.front_end import (
+    Exchange,
+    Load,
+    bunched,
+    fit_front_end,
+    fit_threads,
+    host_factor,
+    server_seconds,
+    threads_error,
 )
 from twinserve.profiles.profile import load_profile
 from twinserve.profiles.specs import ProfileError
@@ -96,35 +103,77 @@ def test_a_front_end_that_is_not_there_is_one_line(name, said):
 
 
 # -- measured --------------------------------------------------------------------------------------
-def exchanges(request_s=0.003, token_s=2e-6, response_s=0.004, step_s=0.01, noise=0.0, n=20):
-    """Of a server with these terms; noise: exponential, seconds, on each side."""
+TERMS = replace(PUBLISHED["vllm"].threads, host_factor=(1.0, 1.0, 1.0))
+
+
+def loads(noise: float = 0.0) -> list[Load]:
+    """Four rounds on a server with these service times; noise: relative."""
+    rng, found = np.random.default_rng(2), []
+    for requests, prompt, tokens, steps, streamed in [
+        (64, 30, 2, 30, True),
+        (6, 30, 64, 384, True),
+        (6, 30, 64, 200, False),
+        (64, 30, 64, 70, True),
+        (64, 30, 64, 70, False),
+        (16, 2700, 2, 16, True),
+    ] * 4:
+        n = requests * tokens
+        load = Load(requests, requests * prompt, steps, n, n if streamed else 0, 0.0, 0.0, 0.0)
+        server_s = float(server_seconds(TERMS, [load])[0]) * (1 + noise * rng.normal())
+        tokeniser_s = 1e-4 * requests + TERMS.tokenise_s * load.prompt_tokens
+        client_s = TERMS.client_request_s * requests + TERMS.client_chunk_s * n
+        times = {"server_s": server_s, "tokeniser_s": tokeniser_s, "client_s": client_s}
+        found.append(replace(load, **times))
+    return found
+
+
+def exchanges(request_s=0.003, token_s=2e-6, response_s=0.004, noise=0.0, n=20):
+    """Of a server with these terms on top; noise: exponential, seconds, on each side."""
     rng, found = np.random.default_rng(1), []
+    t = TERMS
+    once_s = request_s + t.client_request_s + t.accept_s + t.submit_s
+    token_s += t.tokenise_s + t.prompt_token_s
+    response_s += t.step_s + t.token_s + 0.5 * (t.chunk_s + t.client_chunk_s)
     for start, length in enumerate([16, 128, 1024, 2048] * n):
-        queued = start + request_s + token_s * length + rng.exponential(noise or 1e-12)
-        engine = queued + 1e-5 * length + step_s * np.arange(1, 9)
+        queued = start + once_s + token_s * length + rng.exponential(noise or 1e-12)
+        engine = queued + 1e-5 * length + 0.01 * np.arange(1, 9)
         seen = engine + response_s + rng.exponential(noise or 1e-12)
         found.append(Exchange(length, float(start), queued, engine.tolist(), seen.tolist()))
     return found
 
 
-def test_a_fit_finds_the_terms_that_made_the_exchanges():
-    found = fit_front_end(exchanges(), "it")
+def test_a_fit_finds_the_terms_that_made_what_was_measured():
+    found = fit_front_end(loads(), exchanges(), "it")
     assert found.request_s == pytest.approx(0.003, rel=1e-3)
     assert found.prompt_token_s == pytest.approx(2e-6, rel=1e-3)
     assert found.response_s == pytest.approx(0.004, rel=1e-3)
     assert (found.name, found.response_steps) == ("it", 0.0)
-    assert found.fit_error < 1e-3
+    assert found.fit_error < 1e-3 and found.spread < 1e-3
+    terms, given = asdict(found.threads), asdict(TERMS)
+    assert terms.pop("host_factor") == given.pop("host_factor")
+    assert terms == pytest.approx(given, rel=1e-6)
+    assert found.idle_s(None, 1000, Serving()) == pytest.approx(
+        exchanges()[2].beyond_engine_s, 0.01
+    )
 
 
 def test_a_fit_says_how_far_it_is_off_and_how_much_repeats_differ():
-    found = fit_front_end(exchanges(noise=0.001, n=200), "it")
-    assert 0.003 < found.request_s < 0.0045 and 0.004 < found.response_s < 0.0055
+    found = fit_front_end(loads(), exchanges(noise=0.001, n=200), "it")
+    assert 0.003 < found.request_s + found.response_s - 0.004 < 0.006
     assert 0 < found.fit_error < 0.1 < found.spread
+    assert threads_error(loads()) < 1e-6 < 0.01 < threads_error(loads(noise=0.05)) < 0.12
+
+
+def test_a_host_that_takes_longer_has_a_factor():
+    slow = [replace(load, server_s=1.3 * load.server_s) for load in loads()]
+    assert host_factor(loads()) == pytest.approx(1.0)
+    assert host_factor(slow) == pytest.approx(1.3)
+    assert fit_threads(slow).step_s == pytest.approx(1.3 * TERMS.step_s)
 
 
 def test_prompts_of_one_length_tell_no_terms():
     with pytest.raises(ValueError, match="needs several"):
-        fit_front_end(exchanges()[::4], "it")
+        fit_front_end(loads(), exchanges()[::4], "it")
 
 
 def test_answers_that_arrive_in_one_piece_are_counted():

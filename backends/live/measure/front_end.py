@@ -1,9 +1,10 @@
-"""Measures the front end of a `vllm serve` from outside: single streamed requests over HTTP to a
-server that does nothing else, each seen by its client and by the engine (stamps.py)."""
+"""Measures the front end of `vllm serve` before an emulated GPU: single streamed requests, each
+seen by its client and by the engine (stamps.py), and loads, for which CPU times of threads count.
+"""
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
 import re
 import time
@@ -12,149 +13,224 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import numpy as np
+from vllm.benchmarks.lib.endpoint_request_func import (
+    RequestFuncInput,
+    RequestFuncOutput,
+    async_request_openai_completions,
+)
 
+from twinserve.backends.live.emulate.model import write_model
+from twinserve.backends.live.emulate.serve import engine_arguments
 from twinserve.backends.live.serving.client import ahead_of_others
 from twinserve.backends.live.serving.process import CPU_ENGINE, NAME, ServerProcess
 from twinserve.backends.live.versions import LiveEngineError
-from twinserve.profiles.front_end import Exchange
+from twinserve.profiles.measured.front_end import Exchange, Load
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import resolve_hardware
 
-SCHEDULER = "twinserve.backends.live.measure.stamps.Stamping{}Scheduler"
-# Seeded models have words of their own; these are about a token each in any English vocabulary.
+SCHEDULER = "twinserve.backends.live.measure.stamps.StampingAsyncScheduler"
+PROFILE = "llama-3.1-8b@h100"  # its steps are long enough for this host to keep up
+# about a token each in any English vocabulary
 WORDS = (
     "time year people way day man thing woman life child world school state family student group "
     "country problem hand part place case week company system program question work number night "
     "point home water room mother area money story fact month lot right study book eye job word"
 ).split()
-_METRIC = re.compile(r"^(vllm:\w+_seconds)_(sum|count)(?:\{[^}]*\})? (\S+)$", re.M)
-# vLLM's histograms: what the API server counts, and the two parts of what the engine counts
-SERVER, ENGINE = "vllm:time_to_first_token_seconds", "vllm:request_{}_time_seconds"
+_STEPS = re.compile(r"^vllm:iteration_tokens_total_count\S* (\S+)$", re.M)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """requests, at most `clients` at once; words of each prompt, tokens of each answer"""
+
+    requests: int
+    words: int
+    tokens: int
+    clients: int
+    streamed: bool = True
+
+
+# each of the columns of the fit has a load in which it is most of the work
+LOADS = (
+    Traffic(64, 16, 2, 8),
+    Traffic(6, 16, 64, 1),
+    Traffic(6, 16, 64, 2, streamed=False),
+    Traffic(64, 16, 64, 64),
+    Traffic(64, 16, 64, 64, streamed=False),
+    Traffic(16, 1500, 2, 4),
+    Traffic(16, 300, 48, 16),
+)
+WARM_UP = (Traffic(16, 100, 8, 8), Traffic(16, 100, 8, 8, streamed=False))
 
 
 @dataclass(frozen=True)
 class Effort:
-    """rounds over all lengths, after `warm_up` of them that do not count; tokens of each answer"""
+    """Rounds over all lengths of single prompts, and over all loads; tokens of a single answer."""
 
-    rounds: int = 30
-    warm_up: int = 3
-    tokens: int = 16
-
-
-QUICK = Effort(rounds=8, warm_up=1, tokens=8)
+    singles: int = 20
+    loads: int = 4
+    tokens: int = 8
 
 
-@dataclass(frozen=True)
-class Measured:
-    """exchanges: in the order in which they were made. server_ttft_s, engine_ttft_s: means of the
-    same requests by vLLM's own metrics; NaN where it has none."""
-
-    exchanges: list[Exchange]
-    server_ttft_s: float
-    engine_ttft_s: float
+QUICK = Effort(singles=8, loads=2)
 
 
 def measure_front_end(
     folder: Path,
-    model: Path,
-    arguments: Sequence[str],
     *,
+    tokenizer: Path | None,
+    max_model_len: int,
     lengths: Sequence[int],
-    words: Sequence[str] = WORDS,
     effort: Effort = Effort(),
     seed: int = 0,
-    gpu: bool = False,
-    threads: int = 1,
     shown: Callable[[float, str], None] = lambda share, text: None,
-) -> Measured:
-    """Serve `model`, and ask it for answers to prompts of `lengths` words, one at a time, in an
-    order that is drawn anew in each round. folder: for the server's log and stamps.
+) -> tuple[list[Load], list[Exchange]]:
+    """Serve a model that only waits, and ask it. folder: for the server's files; tokenizer: a
+    model's folder, None: one of English; lengths: of single prompts, in words.
 
-    LiveEngineError where the server does not start, or answers otherwise than asked.
+    LiveEngineError if the server does not start, or answers otherwise than asked.
     """
-    stamps = folder / "stamps.jsonl"
-    scheduler = ["--scheduler-cls", SCHEDULER.format("Async" if gpu else "")]
-    told = ["--additional-config", json.dumps({"stamps_path": str(stamps)})]
-    # a prefix found in the cache would be a prompt of another length to the engine
-    given = [*arguments, *scheduler, *told, "--no-enable-prefix-caching"]
-    environment = {} if gpu else {**CPU_ENGINE, "OMP_NUM_THREADS": str(threads)}
     shown(0.0, "starts a server")
-    server = ServerProcess(folder, model, given, environment=environment)
+    stamps, rng = folder / "stamps.jsonl", np.random.default_rng(seed)
+    server = _start(folder, tokenizer, max_model_len, stamps)
     try:
-        server.wait(600.0 if gpu else 180.0)
-        client = _Client(server.port)
-        rng = np.random.default_rng(seed)
-        seen, before = [], {}
-        rounds = effort.warm_up + effort.rounds
+        server.wait(300.0)
+        client = _Client(server, seed)
+        for traffic in WARM_UP:
+            client.ask(traffic)
+        warm, singles = sum(traffic.requests for traffic in WARM_UP), []
         with ahead_of_others():
-            for number in range(rounds):
-                if number == effort.warm_up:
-                    before = _metrics(server.url)
+            for number in range(effort.singles):
+                shown(0.4 * number / effort.singles, "single requests")
                 for length in rng.permutation(lengths).tolist():
-                    shown(number / rounds, f"prompts of {length} words")
-                    seen.append(client.ask(" ".join(rng.choice(words, length)), effort.tokens))
-            after = _metrics(server.url)
+                    singles += client.ask(Traffic(1, length, effort.tokens, 1))
+        loads = []
+        for number in range(effort.loads):
+            shown(0.4 + 0.6 * number / effort.loads, "loads")
+            loads += [client.load(traffic) for traffic in LOADS]
     finally:
         server.stop()
-    lines = [json.loads(line) for line in stamps.read_text().splitlines()]
-    if len(lines) != len(seen):
-        raise LiveEngineError(f"the engine had {len(lines)} requests, its client sent {len(seen)}")
-    exchanges = [
-        Exchange(line["prompt_tokens"], sent, line["queued_s"], line["tokens_s"], tokens)
-        for line, (sent, tokens) in zip(lines, seen, strict=True)
-    ][effort.warm_up * len(lengths) :]
-    means = {name: _mean(name, before, after) for name in {n for n, _ in after}}
-    parts = [means.get(ENGINE.format(part), np.nan) for part in ("queue", "prefill")]
-    return Measured(exchanges, means.get(SERVER, np.nan), sum(parts))
+    lines = [json.loads(line) for line in stamps.read_text().splitlines()][warm:]
+    exchanges = [_exchange(line, seen) for line, seen in zip(lines, singles, strict=False)]
+    return loads, exchanges
+
+
+def _start(folder: Path, tokenizer: Path | None, longest: int, stamps: Path) -> ServerProcess:
+    config = SimulationConfig(profile=PROFILE, max_model_len=longest, prefix_caching=False)
+    hardware = resolve_hardware(config)
+    llm = hardware.profile.llm
+    model = write_model(folder / "model", llm, longest, None if tokenizer is None else llm.vocab)
+    further = ["--scheduler-cls", SCHEDULER]
+    further += ["--additional-config", json.dumps({"stamps_path": str(stamps)})]
+    if tokenizer is not None:
+        further += ["--tokenizer", str(tokenizer.resolve())]
+    arguments = engine_arguments(config, hardware, None, further)
+    return ServerProcess(folder, model, arguments, environment=CPU_ENGINE)
+
+
+def _exchange(stamped: dict, seen: RequestFuncOutput) -> Exchange:
+    """What the engine noted and what the client saw of one request. Both clocks are CLOCK_MONOTONIC
+    (Linux)."""
+    first_s = seen.start_time + seen.ttft
+    times = first_s + np.cumsum([0.0, *seen.itl])
+    return Exchange(
+        stamped["prompt_tokens"],
+        seen.start_time,
+        stamped["queued_s"],
+        stamped["tokens_s"],
+        times.tolist(),
+    )
 
 
 class _Client:
-    """One connection, kept open between requests as benchmark clients do."""
+    """The client of `vllm bench serve`, in this thread."""
 
-    def __init__(self, port: int) -> None:
-        self._line = http.client.HTTPConnection("127.0.0.1", port, timeout=120.0)
-        self._line.connect()
+    def __init__(self, server: ServerProcess, seed: int) -> None:
+        self._server, self._seed = server, seed
+        self._url = f"{server.url}/v1/completions"
 
-    def ask(self, prompt: str, tokens: int) -> tuple[float, list[float]]:
-        """When the request was sent (`time.monotonic`), and when each token was seen."""
-        body = {
-            "model": NAME,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
-        content, seen = json.dumps(body).encode(), []
-        sent_s = time.monotonic()
-        headers = {"Content-Type": "application/json"}
-        self._line.request("POST", "/v1/completions", content, headers)
-        answer = self._line.getresponse()
-        if answer.status != 200:
-            raise LiveEngineError(
-                f"the server answered {answer.status} to a completion: "
-                f"{answer.read()[:300].decode(errors='replace')}"
-            )
-        while line := answer.readline():
-            now = time.monotonic()
-            if line.startswith(b"data: {"):
-                told = json.loads(line[6:]).get("usage", {}).get("completion_tokens", 0)
-                seen += [now] * (told - len(seen))
-        if len(seen) != tokens:
-            raise LiveEngineError(
-                f"the server answered with {len(seen)} tokens of {tokens}; see whether it streams "
-                "/v1/completions of this model"
-            )
-        return sent_s, seen
+    def load(self, traffic: Traffic) -> Load:
+        """Send it, and count."""
+        prompts = self._prompts(traffic)
+        steps, (server_s, others_s) = self._steps(), thread_seconds(self._server.process.pid)
+        began_s = time.thread_time()
+        answers = asyncio.run(self._all(traffic, prompts))
+        client_s = time.thread_time() - began_s
+        server_ended_s, others_ended_s = thread_seconds(self._server.process.pid)
+        return Load(
+            requests=len(answers),
+            prompt_tokens=sum(answer.prompt_len for answer in answers),
+            steps=self._steps() - steps,
+            tokens=sum(answer.output_tokens for answer in answers),
+            messages=sum(1 + len(answer.itl) for answer in answers if traffic.streamed),
+            server_s=server_ended_s - server_s,
+            tokeniser_s=others_ended_s - others_s,
+            client_s=client_s if traffic.streamed else float("nan"),
+        )
+
+    def ask(self, traffic: Traffic) -> list[RequestFuncOutput]:
+        return asyncio.run(self._all(traffic, self._prompts(traffic)))
+
+    def _prompts(self, traffic: Traffic) -> list[str]:
+        """The same one each time: prompts of as many words have as many tokens."""
+        rng = np.random.default_rng(self._seed)
+        return [" ".join(rng.choice(WORDS, traffic.words))] * traffic.requests
+
+    def _steps(self) -> int:
+        with urllib.request.urlopen(f"{self._server.url}/metrics", timeout=30) as page:
+            (count,) = _STEPS.findall(page.read().decode())
+        return int(float(count))
+
+    async def _all(self, traffic: Traffic, prompts: list[str]) -> list[RequestFuncOutput]:
+        gate = asyncio.Semaphore(traffic.clients)
+        ask = self._streamed if traffic.streamed else self._whole
+
+        async def one(prompt: str) -> RequestFuncOutput:
+            async with gate:
+                answer = await ask(session, prompt, traffic.tokens)
+            if not answer.success or answer.output_tokens != traffic.tokens:
+                raise LiveEngineError(
+                    f"the server answered with {answer.output_tokens} tokens of {traffic.tokens}: "
+                    f"{answer.error[-300:]}"
+                )
+            return answer
+
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            return await asyncio.gather(*map(one, prompts))
+
+    async def _streamed(self, session, prompt: str, tokens: int) -> RequestFuncOutput:
+        given = RequestFuncInput(prompt, self._url, 0, tokens, NAME, ignore_eos=True)
+        return await async_request_openai_completions(given, session)
+
+    async def _whole(self, session, prompt: str, tokens: int) -> RequestFuncOutput:
+        body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+        async with session.post(self._url, json=body) as answer:
+            if answer.status != 200:
+                return RequestFuncOutput(error=await answer.text())
+            usage = (await answer.json())["usage"]
+        return RequestFuncOutput(
+            success=True,
+            prompt_len=usage["prompt_tokens"],
+            output_tokens=usage["completion_tokens"],
+        )
 
 
-def _metrics(url: str) -> dict[tuple[str, str], float]:
-    """(histogram, sum or count) -> value, of all of vLLM's in seconds."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as page:
-        found = _METRIC.findall(page.read().decode())
-    return {(name, part): float(value) for name, part, value in found}
-
-
-def _mean(name: str, before: dict, after: dict) -> float:
-    total, count = (after[name, p] - before.get((name, p), 0.0) for p in ("sum", "count"))
-    return total / count if count else float("nan")
+def thread_seconds(process: int) -> tuple[float, float]:
+    """CPU seconds of its first thread, and of its others without those of ZeroMQ. LiveEngineError
+    where the host does not count them."""
+    first_s, others_s = 0.0, 0.0
+    try:
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            name = (thread / "comm").read_text()
+            seconds = int((thread / "schedstat").read_text().split()[0]) * 1e-9
+            if int(thread.name) == process:
+                first_s = seconds
+            elif not name.startswith("ZMQ"):
+                others_s += seconds
+    except OSError as error:
+        raise LiveEngineError(
+            f"{error.filename}: this host does not count the CPU time of threads; measure on Linux"
+        ) from None
+    return first_s, others_s
