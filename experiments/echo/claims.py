@@ -294,7 +294,7 @@ def memory_claims(table: pd.DataFrame) -> list[Claim]:
             "seconds in which online requests hold no more than mu + 2 sigma of "
             f"{row.history_s / 60:g} minutes, {row.tide} tide, bursts {row.burstiness:g}",
             "95 %",
-            f"{_per_cent(1 - row.exceeded)} (kept for nothing: {100 * row.spare.mean:.2g} % of "
+            f"{_per_cent(1 - row.exceeded)} (kept for nothing: {100 * row.spare:.2g} % of "
             "the memory)",
             (1 - row.exceeded).beside(COVERED),
             causes.MEMORY[row.tide],

@@ -140,7 +140,7 @@ STUDY = Study(
             points.BUSIEST,
             busiest,
             Table(("policy",), ("minutes", "offered", "missed", "attainment")),
-            Bars("policy", "minutes", {"missed": "miss their objectives, share of the day's"}),
+            Bars("policy", None, {"missed": "miss their objectives, share of the day's"}),
             claims.busiest_claims,
         ),
         Figure(

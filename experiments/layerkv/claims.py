@@ -8,25 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
+from twinserve.experiments.layerkv import why
+from twinserve.experiments.layerkv.points import LLAMA
 from twinserve.experiments.layerkv.runs import BOTH, HISTORY, KNOWN, NO_SLO, SAVABLE, UNBOUND, VLLM
-from twinserve.experiments.study.verdict import (
-    Claim,
-    Verdict,
-    judge,
-    judge_bound,
-    judge_direction,
-    worst,
-)
-from twinserve.sim.sweep.paired import gained
-from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.experiments.study.claims import Number, Row, most, rows_of
+from twinserve.experiments.study.tables import Table
+from twinserve.experiments.study.verdict import Claim, Verdict, worst
 
 TIMES = ("ttft_s", "ttft_p99_s", "tpot_s", "queueing_s", "prefill_s", "tokens_per_s")
-PARKED = ("parked", "parked_most", "late", "late_on_host")
 VALUES = (*TIMES, "violations", "ttft_violations", "tpot_violations", "recomputes", "kv_blocks")
-VALUES += PARKED
+VALUES += ("parked", "parked_most", "late", "late_on_host")
 READINGS = {
     "layerkv": "as printed",
     SAVABLE: "negative allowances left out",
@@ -47,242 +40,198 @@ GAINS = {
 ONSET, NEARLY = 0.1, 0.03
 
 
-def beside_vllm(
-    by: Sequence[str],
-    policy: str = "policy",
-    baseline: str = VLLM,
-    along: tuple[str, Callable[[pd.DataFrame], Mapping[str, pd.Series]]] | None = None,
-) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """Means over seeds, and seed by seed what is gained over vLLM in the same setting: TTFT as a
-    factor, throughput as a change, violations as a difference of shares.
-
-    along  an axis, and what is asked of the rows along it, in one setting, of one policy and one
-           seed: further columns
-    """
-
-    def table(points: pd.DataFrame) -> pd.DataFrame:
-        key = [name for name in by if name != policy] + ["seed"]
-        joined = gained(points, points[points[policy] == baseline], key, GAINS)
-        more = []
-        if along is not None:
-            axis, asked = along
-            same = [*(name for name in by if name != axis), "seed"]
-            found = [
-                pd.DataFrame(asked(part))
-                for _, part in joined.sort_values(axis).groupby(same, sort=False)
-            ]
-            more = list(found[0])
-            joined = joined.join(pd.concat(found))
-        return over_seeds(joined, list(by), [*VALUES, *GAINS, *more])
-
-    return table
+# -- tables ----------------------------------------------------------------------------------------
+def beside_vllm(*by: str, **derived: Callable[[pd.DataFrame], pd.Series]) -> Table:
+    """What is gained over vLLM in the same setting: TTFT as a factor, throughput as a change,
+    violations as a difference of shares. derived: further columns."""
+    named = "vLLM" if by[-1] == "variant" else VLLM
+    values = (*VALUES, *GAINS, *derived)
+    return Table(by, values, GAINS, {by[-1]: named}, by[:-1], derived=derived)
 
 
-def of_contexts(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """queued_part: of TTFT; growth: of TTFT since the shortest context, over that of TPOT."""
-    grown = (rows.ttft_s / rows.ttft_s.iloc[0]) / (rows.tpot_s / rows.tpot_s.iloc[0])
-    return {"queued_part": rows.queueing_s / rows.ttft_s, "growth": grown}
+def _along(rows: pd.DataFrame, axis: str):
+    """Rows of one setting, policy and seed together, in the order of the axis."""
+    same = [name for name in ("model", "context", "setting", "policy", "seed") if name in rows]
+    return rows.sort_values(axis).groupby([name for name in same if name != axis], sort=False)
 
 
-def of_degrees(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """narrowed: by how much the gap to vLLM's throughput is smaller than at the degree before; nan
-    at the first."""
-    return {"narrowed": -rows.throughput_change.abs().diff()}
+def growth(rows: pd.DataFrame) -> pd.Series:
+    """Of TTFT since the shortest context, over that of TPOT."""
+    shortest = _along(rows, "context")[["ttft_s", "tpot_s"]].transform("first")
+    return (rows.ttft_s / shortest.ttft_s) / (rows.tpot_s / shortest.tpot_s)
 
 
-def of_rates(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """onset: the lowest rate at which violations pass 10 %, in every row; nan: none."""
-    return {"onset": pd.Series(rows[rows.violations > ONSET].rate.min(), rows.index)}
+def narrowed(rows: pd.DataFrame) -> pd.Series:
+    """By how much the gap to vLLM's throughput is smaller than at the degree before; nan at the
+    first."""
+    return -_along(rows.assign(gap=rows.throughput_change.abs()), "tp").gap.diff()
 
 
-def of_links(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    """What contention changes: the rows without it are the first."""
-    alone = rows.iloc[0]
-    return {
-        "ttft_more": rows.ttft_s / alone.ttft_s - 1,
-        "tpot_more": rows.tpot_s / alone.tpot_s - 1,
-        "tokens_more": rows.tokens_per_s / alone.tokens_per_s - 1,
-        "violations_more": rows.violations - alone.violations,
-    }
+def onset(rows: pd.DataFrame) -> pd.Series:
+    """The lowest rate at which violations pass 10 %, in every row; nan: none."""
+    passed = rows.assign(passed=rows.rate.where(rows.violations > ONSET))
+    return _along(passed, "rate").passed.transform("min")
 
 
-def _at(row: pd.Series, axis: str, unit: str) -> str:
-    return f"{row.model}, {row[axis]:g} {unit}"
+def contended(name: str, change: bool = True) -> Callable[[pd.DataFrame], pd.Series]:
+    """What contention changes, against the same run without it."""
+
+    def more(rows: pd.DataFrame) -> pd.Series:
+        alone = _along(rows, "contention")[name].transform("first")
+        return rows[name] / alone - 1 if change else rows[name] - alone
+
+    return more
 
 
-def _factor(row: pd.Series, column: str) -> str:
-    return f"x {shown(row[column], row[f'{column}_ci'])}"
+BY_CONTEXT = beside_vllm(
+    "model",
+    "context",
+    "policy",
+    queued_part=lambda rows: rows.queueing_s / rows.ttft_s,
+    growth=growth,
+)
+BY_DEGREE = beside_vllm("context", "tp", "policy", narrowed=narrowed)
+BY_RATE = beside_vllm("model", "rate", "policy", onset=onset)
+UNSHARED = beside_vllm(
+    "setting",
+    "contention",
+    "policy",
+    ttft_more=contended("ttft_s"),
+    tpot_more=contended("tpot_s"),
+    tokens_more=contended("tokens_per_s"),
+    violations_more=contended("violations", change=False),
+)
 
 
-def _best(table: pd.DataFrame, policy: str, column: str) -> pd.Series:
-    part = table[table.policy == policy]
-    return part.loc[part[column].idxmax()]
-
-
+# -- claims ----------------------------------------------------------------------------------------
 def _there(table: pd.DataFrame, readings: Mapping[str, str]) -> dict[str, str]:
     """Those of the readings that the table has rows of."""
     return {policy: said for policy, said in readings.items() if (table.policy == policy).any()}
+
+
+def _change(change: Number) -> str:
+    return f"{Number(100 * change.mean, round(100 * change.half, 6)):2} %"
 
 
 def _up_to(
     table: pd.DataFrame,
     where: str,
     what: str,
-    paper: float,
+    paper: str,
     column: str,
-    axis: str,
-    unit: str,
-    why: str,
+    at: str,
+    reason: str,
+    judged: Callable[[Number], Verdict],
     readings: Mapping[str, str] = READINGS,
 ) -> list[Claim]:
     """The largest gain over the settings, where the paper says `up to`; for all readings of
-    Algorithm 1."""
+    Algorithm 1. at: a setting in words."""
     found = []
     for policy, reading in _there(table, readings).items():
-        best = _best(table, policy, column)
-        verdict = judge(best[column], best[f"{column}_ci"], paper, 1.0)
-        ours = f"{_factor(best, column)} ({_at(best, axis, unit)})"
-        found.append(
-            Claim.judged(
-                where,
-                f"{what}; {reading}",
-                f"up to x {paper:g}",
-                ours,
-                verdict,
-                why,
-                policy in DIRECTED,
-            )
-        )
+        best = most(rows_of(table, policy=policy), column)
+        gain, said = getattr(best, column), f"{what}; {reading}"
+        ours = f"x {gain} ({at.format(row=best)})"
+        directed = policy in DIRECTED
+        found.append(Claim.judged(where, said, paper, ours, judged(gain), reason, directed))
     return found
 
 
 def breakdown_claims(table: pd.DataFrame) -> list[Claim]:
     """Fig. 1, from vLLM's rows of Fig. 4."""
-    rows = table[(table.policy == VLLM) & (table.model == "llama-2-7b")].sort_values("context")
-    told = {
-        row.context: judge_bound(row.queued_part - 0.5, row.queued_part_ci)
-        for row in rows.itertuples()
-    }
-    longer = [
-        judge_bound(0.5 - row.queued_part, row.queued_part_ci)
-        for row in rows.itertuples()
-        if row.context < 1024
-    ]
+    rows = sorted(rows_of(table, policy=VLLM, model=LLAMA), key=lambda row: row.context)
+    told = {row.context: row.queued_part.above(0.5) for row in rows}
+    longer = [row.queued_part.below(0.5) for row in rows if row.context < 1024]
     verdict = worst(*longer, *(found for context, found in told.items() if context >= 1024))
     # it is with long prompts, but begins elsewhere
-    if verdict == "differs" and list(told.values())[-1] == "agrees":
+    if verdict == "differs" and told[rows[-1].context] == "agrees":
         verdict = "direction only"
     queued = [context for context, found in told.items() if found == "agrees"]
-    here = rows[rows.context == 1024]
     texts = [f"surely from {queued[0]:,} tokens" if queued else "never surely"]
-    texts += [
-        f"{shown(100 * r.queued_part, 100 * r.queued_part_ci)} % of TTFT at 1,024"
-        for r in here.itertuples()
-    ]
-    what = "queueing is the larger part of TTFT, Llama-2-7B on one L20, 1 request/s"
-    found = [
-        Claim.judged("Fig. 1", what, "from 1,024 tokens", "; ".join(texts), verdict, WHY_BREAKDOWN)
-    ]
-    low, high = rows.iloc[0], rows.iloc[-1]
-    what = (
-        f"growth from {low.context:,.0f} to {high.context:,.0f} tokens of prompt: TTFT much "
-        "faster than TPOT"
+    texts += [f"{100 * r.queued_part} % of TTFT at 1,024" for r in rows if r.context == 1024]
+    low, high = rows[0], rows[-1]
+    grown = [getattr(high, name).mean / getattr(low, name).mean for name in ("ttft_s", "tpot_s")]
+    claims = (
+        (
+            "queueing is the larger part of TTFT, Llama-2-7B on one L20, 1 request/s",
+            "from 1,024 tokens",
+            "; ".join(texts),
+            verdict,
+        ),
+        (
+            f"growth from {low.context:,.0f} to {high.context:,.0f} tokens of prompt: TTFT much "
+            "faster than TPOT",
+            "quadratic against linear",
+            f"TTFT x {grown[0]:,.0f}, TPOT x {grown[1]:.3g}",
+            high.growth.above(2),
+        ),
     )
-    ours = f"TTFT x {high.ttft_s / low.ttft_s:,.0f}, TPOT x {high.tpot_s / low.tpot_s:.3g}"
-    verdict = judge_bound(high.growth - 2, high.growth_ci)
-    return [
-        *found,
-        Claim.judged("Fig. 1", what, "quadratic against linear", ours, verdict, WHY_BREAKDOWN),
-    ]
+    return [Claim.judged("Fig. 1", *claim, why.BREAKDOWN) for claim in claims]
+
+
+def _magnitude(gain: Number) -> Verdict:
+    """The paper's gain is an order of magnitude, so the nearest power of ten is compared, at both
+    ends of the interval."""
+    verdict = gain.beside(10, 1.0)
+    if verdict not in ("agrees", "near", "direction only"):
+        return verdict
+    ends = (gain.mean - gain.half, gain.mean + gain.half)
+    return "agrees" if all(10**0.5 <= end < 10**1.5 for end in ends) else "direction only"
 
 
 def context_claims(table: pd.DataFrame) -> list[Claim]:
-    """The paper's gain is an order of magnitude, so the nearest power of ten is compared, at both
-    ends of the interval."""
     what = "mean TTFT, vLLM over LayerKV, contexts of 128 to 16k, 1 request/s"
-    readings = _there(table, READINGS | LENGTHS)
-    gains = _up_to(table, "Fig. 4", what, 10, "ttft_gain", "context", "tokens", "", readings)
-    found = []
-    for claim, policy in zip(gains, readings, strict=True):
-        best = _best(table, policy, "ttft_gain")
-        ends = (best.ttft_gain - best.ttft_gain_ci, best.ttft_gain + best.ttft_gain_ci)
-        verdict = claim.verdict
-        if verdict in ("agrees", "near", "direction only"):
-            magnitude = all(10**0.5 <= end < 10**1.5 for end in ends)
-            verdict = "agrees" if magnitude else "direction only"
-        found.append(
-            Claim.judged(
-                "Fig. 4",
-                claim.what,
-                "up to an order of magnitude",
-                claim.ours,
-                verdict,
-                WHY_CONTEXT,
-                policy in DIRECTED,
-            )
-        )
-    return found + _throughput(
-        table, "Fig. 4", "contexts", "nearly identical", WHY_CONTEXT_THROUGHPUT
-    )
+    paper, at = "up to an order of magnitude", "{row.model}, {row.context:g} tokens"
+    readings, gain = READINGS | LENGTHS, "ttft_gain"
+    found = _up_to(table, "Fig. 4", what, paper, gain, at, why.CONTEXT, _magnitude, readings)
+    reason = why.CONTEXT_THROUGHPUT
+    return found + _throughput(table, "Fig. 4", "contexts", "nearly identical", reason)
 
 
 def _throughput(
-    table: pd.DataFrame, where: str, over: str, paper: str, why: str, lower: bool = False
+    table: pd.DataFrame, where: str, over: str, paper: str, reason: str, lower: bool = False
 ) -> list[Claim]:
     """No change beyond `NEARLY` in any setting; lower: none below it."""
     found = []
     for model, mine in table[table.policy.isin(READINGS)].groupby("model", sort=False):
         texts = []
         for policy in _there(mine, READINGS):
-            part = mine[mine.policy == policy]
-            change = -part.throughput_change if lower else part.throughput_change.abs()
-            most = part.loc[change.idxmax()]
-            half = round(100 * most.throughput_change_ci, 6)
-            size = shown(100 * most.throughput_change, half, 2)
-            texts.append(f"{BRIEF.get(policy, '')}{size} %")
+            rows = rows_of(mine, policy=policy)
+            sizes = [-1 * r.throughput_change if lower else abs(r.throughput_change) for r in rows]
+            largest = max(range(len(rows)), key=lambda i: sizes[i].mean)
+            texts.append(f"{BRIEF.get(policy, '')}{_change(rows[largest].throughput_change)}")
             if policy == "layerkv":
-                told = zip(change, part.throughput_change_ci, strict=True)
-                verdict = worst(*(judge_bound(NEARLY - one, ci) for one, ci in told))
+                verdict = worst(*(size.below(NEARLY) for size in sizes))
         what = (
             f"throughput, LayerKV over vLLM, {model}: {'lowest' if lower else 'largest'} "
             f"change over {over}"
         )
-        found.append(Claim.judged(where, what, paper, "; ".join(texts), verdict, why, False))
+        found.append(Claim.judged(where, what, paper, "; ".join(texts), verdict, reason, False))
     return found
 
 
 def degree_claims(table: pd.DataFrame) -> list[Claim]:
     found = []
-    for context, part in table.groupby("context", sort=False):
-        ours = part[part.policy == "layerkv"].sort_values("tp")
+    for context, part in table.sort_values("tp", kind="stable").groupby("context"):
         what = f"mean TTFT, vLLM over LayerKV, Yi-34B-200K, {context:,} tokens, 1 request/s"
         for policy, reading in _there(part, READINGS | LENGTHS).items():
-            rows = part[part.policy == policy].sort_values("tp")
-            said = f"{what}; {reading}"
-            found.append(_above_one(said, rows, "tp{r.tp}", WHY_DEGREE, policy == "layerkv"))
-        verdict = worst(
-            *(judge_bound(row.narrowed, row.narrowed_ci) for row in ours.iloc[1:].itertuples())
-        )
-        changes = zip(
-            ours.tp, 100 * ours.throughput_change, 100 * ours.throughput_change_ci, strict=True
-        )
-        said = "; ".join(
-            f"tp{tp}: {shown(change, round(half, 6), 2)} %" for tp, change, half in changes
-        )
+            rows, directed = rows_of(part, policy=policy), policy == "layerkv"
+            found.append(_above_one(f"{what}; {reading}", rows, why.DEGREE, directed))
+        ours = rows_of(part, policy="layerkv")
+        verdict = worst(*(row.narrowed.above() for row in ours[1:]))
+        said = "; ".join(f"tp{row.tp}: {_change(row.throughput_change)}" for row in ours)
         what = (
             f"throughput, LayerKV over vLLM, {context:,} tokens: the gap narrows with each degree"
         )
-        found.append(Claim.judged("Fig. 5", what, "narrows", said, verdict, WHY_NARROWS))
+        found.append(Claim.judged("Fig. 5", what, "narrows", said, verdict, why.NARROWS))
     return found
 
 
-def _above_one(what: str, rows: pd.DataFrame, name: str, why: str, directed: bool = False) -> Claim:
-    """Of Fig. 5: TTFT is lower in each of `rows`, which are called as `name` says. directed: no
-    variant of ours."""
-    ours = "; ".join(f"{name.format(r=r)}: {_factor(r, 'ttft_gain')}" for _, r in rows.iterrows())
-    verdict = worst(*(judge_direction(r.ttft_gain - 1, r.ttft_gain_ci) for r in rows.itertuples()))
+def _above_one(what: str, rows: Sequence[Row], reason: str, directed: bool = False) -> Claim:
+    """Of Fig. 5: TTFT is lower in each of `rows`. directed: no variant of ours."""
+    ours = "; ".join(f"tp{row.tp}: x {row.ttft_gain}" for row in rows)
+    verdict = worst(*(row.ttft_gain.more(1) for row in rows))
     said = "above 1 at every degree"
-    return Claim.judged("Fig. 5", what, said, ours, verdict, why, directed)
+    return Claim.judged("Fig. 5", what, said, ours, verdict, reason, directed)
 
 
 def link_claims(table: pd.DataFrame) -> list[Claim]:
@@ -294,152 +243,68 @@ def link_claims(table: pd.DataFrame) -> list[Claim]:
                 f"mean TTFT, vLLM over LayerKV, Yi-34B-200K, {context:,} tokens, all-reduces at "
                 f"{factor:g} times the profile's rate; {variant}"
             )
-            rows = part[part.variant == variant].sort_values("tp")
-            found.append(_above_one(what, rows, "tp{r.tp}", WHY_LINK))
+            rows = rows_of(part.sort_values("tp"), variant=variant)
+            found.append(_above_one(what, rows, why.LINK))
     return found
 
 
-def rate_claims(table: pd.DataFrame) -> list[Claim]:
-    what = "mean TTFT, vLLM over LayerKV, ShareGPT lengths"
-    found = _up_to(table, "Fig. 6", what, 69, "ttft_gain", "rate", "requests/s", WHY_RATE)
-    return found + _throughput(
-        table, "Fig. 6", "rates", "below 3 % lower", WHY_THROUGHPUT, lower=True
+def _at_a_rate(table: pd.DataFrame, where: str, what: str, paper: float, column: str):
+    what, at = (
+        f"{what}, vLLM over LayerKV, ShareGPT lengths",
+        "{row.model}, {row.rate:g} requests/s",
     )
+    said = f"up to x {paper:g}"
+    return _up_to(
+        table, where, what, said, column, at, why.RATE, lambda gain: gain.beside(paper, 1.0)
+    )
+
+
+def rate_claims(table: pd.DataFrame) -> list[Claim]:
+    found = _at_a_rate(table, "Fig. 6", "mean TTFT", 69, "ttft_gain")
+    paper = "below 3 % lower"
+    return found + _throughput(table, "Fig. 6", "rates", paper, why.THROUGHPUT, lower=True)
 
 
 def tail_claims(table: pd.DataFrame) -> list[Claim]:
-    what = "P99 TTFT, vLLM over LayerKV, ShareGPT lengths"
-    return _up_to(table, "Fig. 7", what, 45, "p99_gain", "rate", "requests/s", WHY_RATE)
+    return _at_a_rate(table, "Fig. 7", "P99 TTFT", 45, "p99_gain")
 
 
 def violation_claims(table: pd.DataFrame) -> list[Claim]:
-    rows = table[table.model == "llama-2-7b"]
-    vllm = rows[rows.policy == VLLM].sort_values("rate")
-    onset = vllm.onset.iloc[0]
-    verdict = judge(onset, vllm.onset_ci.iloc[0], 6.0, None)
-    said = (
-        f"from {shown(onset, vllm.onset_ci.iloc[0])} requests/s"
-        if np.isfinite(onset)
-        else "not with every seed"
-    )
-    what = "vLLM's violations pass 10 %, Llama-2-7B"
-    found = [Claim.judged("Fig. 8", what, "near 6 requests/s", said, verdict, WHY_ONSET, False)]
-    loaded = rows[rows.rate.isin(vllm[vllm.violations > ONSET].rate)]
+    rows = table[table.model == LLAMA]
+    vllm = rows_of(rows.sort_values("rate"), policy=VLLM)
+    begins = vllm[0].onset
+    said = f"from {begins} requests/s" if begins.known else "not with every seed"
+    verdict, what = begins.beside(6.0), "vLLM's violations pass 10 %, Llama-2-7B"
+    found = [Claim.judged("Fig. 8", what, "near 6 requests/s", said, verdict, why.ONSET, False)]
+    loaded = rows[rows.rate.isin([row.rate for row in vllm if row.violations.mean > ONSET])]
     loaded = loaded if len(loaded) else rows[rows.rate == rows.rate.max()]
     for policy, reading in _there(loaded, READINGS).items():
-        part = loaded[loaded.policy == policy]
-        low, high = (
-            part.loc[part.fewer_violations.idxmin()],
-            part.loc[part.fewer_violations.idxmax()],
-        )
+        part = rows_of(loaded, policy=policy)
+        ends = [most(part, "fewer_violations", sign).fewer_violations for sign in (-1, 1)]
         verdict = worst(
-            *(
-                judge_direction(row.fewer_violations, row.fewer_violations_ci)
-                for row in part.itertuples()
-            ),
-            *(
-                judge(row.fewer_violations, row.fewer_violations_ci, ends)
-                for row, ends in ((low, 0.177), (high, 0.287))
-            ),
+            *(row.fewer_violations.more() for row in part),
+            *(end.beside(printed, 0.0) for end, printed in zip(ends, (0.177, 0.287), strict=True)),
         )
-        texts = [
-            shown(100 * row.fewer_violations, 100 * row.fewer_violations_ci) for row in (low, high)
-        ]
-        ours = f"{texts[0]} to {texts[1]} points"
+        ours = f"{100 * ends[0]} to {100 * ends[1]} points"
         what = f"violations, LayerKV below vLLM where vLLM has some, Llama-2-7B; {reading}"
-        found.append(
-            Claim.judged(
-                "Fig. 8", what, "17.7 to 28.7 %", ours, verdict, WHY_VIOLATIONS, policy in DIRECTED
-            )
-        )
+        reason, directed = why.VIOLATIONS, policy in DIRECTED
+        paper = "17.7 to 28.7 %"
+        found.append(Claim.judged("Fig. 8", what, paper, ours, verdict, reason, directed))
     return [*found, _without_slo(rows)]
 
 
 def _without_slo(rows: pd.DataFrame) -> Claim:
     """At the rate nearest to 5.5 requests/s."""
     rate = min(rows.rate.unique(), key=lambda r: abs(r - 5.5))
-    here = rows[rows.rate == rate].set_index("policy")
-    shares = [
-        f"{shown(100 * here.violations[p], 100 * here.violations_ci[p])} %"
-        for p in (VLLM, NO_SLO, "layerkv", SAVABLE)
-    ]
-    worse = judge_direction(-here.fewer_violations[NO_SLO], here.fewer_violations_ci[NO_SLO])
-    tpot = (
-        judge_direction(here.more_tpot_violations[NO_SLO], here.more_tpot_violations_ci[NO_SLO])
-        == "agrees"
-    )
+    here = {row.policy: row for row in rows_of(rows, rate=rate)}
+    policies = (VLLM, NO_SLO, "layerkv", SAVABLE)
+    shares = "; ".join(f"{100 * here[policy].violations} %" for policy in policies)
+    worse = (-1 * here[NO_SLO].fewer_violations).more()
+    tpot = here[NO_SLO].more_tpot_violations.more() == "agrees"
     what = (
         f"violations at {rate:g} requests/s: vLLM; LayerKV without the SLO-aware scheduler; "
         "with it; savable"
     )
     verdict: Verdict = "direction only" if worse == "differs" and tpot else worse
     said = "without it occasionally above vLLM, by TPOT"
-    return Claim.judged("Fig. 8", what, said, "; ".join(shares), verdict, WHY_NO_SLO)
-
-
-WHY_BREAKDOWN = (
-    "Where it begins depends on how many requests are there at once, and so on arrivals; the "
-    "paper gives neither these "
-    "nor the block count. With half of the blocks (figure `settings`) queueing is the larger "
-    "part at 1,024 tokens."
-)
-WHY_CONTEXT = (
-    "The gain is largest where vLLM's memory is just too small: vLLM's queue then grows to the "
-    "end of the run and LayerKV's does not. With more memory it shrinks, and below vLLM's capacity "
-    "(0.2 requests/s) it does not differ significantly from none (figure `settings`)."
-)
-WHY_CONTEXT_THROUGHPUT = (
-    "The rate is far beyond capacity at long contexts. Lower, where steps fetch layers for "
-    "longer than they compute: with "
-    "four times the PCIe rate the loss shrinks (figure `settings`). Higher, where vLLM "
-    "recomputes what it preempts, which "
-    "LayerKV does not: a vLLM that swaps has as much; and at 16k, where memory holds few such "
-    "prompts: with a quarter more "
-    "of it vLLM has as much (figure `higher`)."
-)
-WHY_THROUGHPUT = (
-    "Algorithm 1 keeps the TPOT objective, which vLLM does not on this profile, by beginning "
-    "fewer prompts. Without it "
-    "(`slo_aware=false` in the table) throughput is vLLM's."
-)
-WHY_DEGREE = (
-    "Memory suffices on eight GPUs, and on four at 1,024 tokens: with four times as much vLLM has "
-    "the same numbers. On four GPUs at 4,096 tokens it gains a little (figure `links`). "
-    "Algorithm 1 makes LayerKV slower: it keeps a TPOT of 0.2 s for more requests than vLLM does "
-    "by letting prompts wait. Without it (`slo_aware=false` in the table) LayerKV is not slower "
-    "than vLLM. Faster all-reduces: figure `links`."
-)
-WHY_LINK = (
-    "Rows of the same figure: vLLM with four times the memory says how much there is to gain, "
-    "LayerKV without Algorithm 1 how much of it LayerKV gets. Algorithm 1 makes prompts wait as "
-    "long as steps pass the TPOT objective, which they do less with faster all-reduces."
-)
-WHY_NARROWS = (
-    "The gap that is left with more GPUs is Algorithm 1's, which lets prompts wait: without it "
-    "(`slo_aware=false` in the "
-    "table) there is none with eight."
-)
-WHY_RATE = (
-    "As printed, a request with a negative allowance holds all prompts up: leaving those out gives "
-    "the gain of no Algorithm 1 back, known lengths a part of it, another TPOT in eq. 1 none "
-    "(figure `rules`). With any number parked as well TTFT is lower still, and more miss their "
-    "TPOT: that one of the four cells comes nearest to the paper (figure `trade`). On larger "
-    "models the TPOT objective makes prompts wait: without Algorithm 1 (`slo_aware=false` in the "
-    "table) Yi-34B gains, and Llama-3.1-70B, which preempts nobody, has vLLM's numbers."
-)
-WHY_ONSET = (
-    "Overload begins at a rate that depends on the lengths that a seed draws: the onset of a "
-    "single seed is any of several "
-    "rates of the sweep."
-)
-WHY_VIOLATIONS = (
-    "As printed, Algorithm 1 gives the gain in TTFT away (see Fig. 6); without the requests that "
-    "are late in any case it is left (figure `rules`). Seeds overload at different rates, so "
-    "intervals are wide."
-)
-WHY_NO_SLO = (
-    "At this rate neither has many violations, and seeds differ by more than the policies do. "
-    "What the paper says needs a vLLM "
-    "without violations by TTFT at a rate where LayerKV has some by TPOT; here TTFT is what vLLM "
-    "misses first."
-)
+    return Claim.judged("Fig. 8", what, said, shares, verdict, why.NO_SLO)

@@ -17,7 +17,6 @@ import numpy as np
 
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.profiles.catalog import find_gpu, find_model
-from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import Profile, derive_profile, save_profile
 from twinserve.profiles.ranks import rank_weight_bytes
 from twinserve.profiles.specs import GpuSpec, ModelSpec
@@ -78,14 +77,6 @@ def testbed(
     )
     shared = (1.0 if tp == 1 else 0.5) if link is None else link
     return profile.scaled(kv=memory, pcie=shared / allreduce)
-
-
-def allreduce_part(model: str, tp: int, tokens: int, allreduce: float = 1.0) -> float:
-    """Of the time of a prompt of so many tokens, what its all-reduces take."""
-    profile = testbed(model, tp, tokens + OUTPUT, allreduce=allreduce)
-    work = StepComposition(prefill_new=np.array([tokens]), prefill_resident=np.array([0]))
-    step = profile.model()
-    return step.allreduce_seconds(work) / step.step_seconds(work)
 
 
 def serve(

@@ -76,14 +76,17 @@ def claims(*said: Said) -> Callable[[pd.DataFrame], list[Claim]]:
 # -- rows ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Number:
-    """A mean over seeds and the half width of its interval. It prints as `12.3 ± 0.4` (a format
-    says how many digits), and grows and shrinks by what is certain."""
+    """A mean over seeds and the half width of its interval. It prints as `12.3 ± 0.4` (a format is
+    a number of digits, or one of numbers: of the mean alone), and grows and shrinks by what is
+    certain."""
 
     mean: float
     half: float
 
-    def __format__(self, digits: str) -> str:
-        return shown(self.mean, self.half, int(digits or 3))
+    def __format__(self, spec: str) -> str:
+        if spec and not spec.isdigit():
+            return format(self.mean, spec)
+        return shown(self.mean, self.half, int(spec or 3))
 
     def __rmul__(self, factor: float) -> Number:
         return Number(factor * self.mean, abs(factor) * self.half)

@@ -126,11 +126,13 @@ def legend(canvas: Canvas, axes: Axes | np.ndarray, names: Sequence[str] = ()) -
         for one in np.ravel(axes)
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True)
     }
+    labels = list(names) if len(names) == len(found) else list(found)
+    inches = max(1.4, 0.4 + 0.06 * max(map(len, labels)))  # of a label, about
     canvas.legend(
         found.values(),
-        names if len(names) == len(found) else list(found),
+        labels,
         loc="outside upper center",
-        ncols=min(len(found), 6, int(canvas.get_figwidth() / 1.4)),
+        ncols=max(1, min(len(found), 6, int(canvas.get_figwidth() / inches))),
         frameon=False,
         fontsize=8,
     )
@@ -144,7 +146,7 @@ def ylog(axes: Axes, metric: str) -> None:
 @dataclass(frozen=True)
 class Bars:
     """A row of panels for each value of `group` (none: one row), a column for each metric, and in
-    each panel a bar for each value of `part` and of `series`, the first on top.
+    each panel a bar for each value of `part` and of `series` (None: one), the first on top.
 
     metrics  column of the table -> label
     split    columns of panels are repeated for each value of this column, and named after it
@@ -153,7 +155,7 @@ class Bars:
     """
 
     part: str
-    series: str
+    series: str | None
     metrics: Mapping[str, str]
     group: str | None = None
     split: str | None = None
@@ -161,8 +163,8 @@ class Bars:
     finish: Callable[[Axes, str], None] = lambda axes, metric: None
 
     def __call__(self, canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
-        table = table if self.group is not None else table.assign(_group="")
-        group = self.group or "_group"
+        table, group = table.assign(_all=""), self.group or "_all"
+        series = self.series or "_all"
         groups = list(dict.fromkeys(table[group]))
         columns = self._columns(table)
         most = max(table[table[group] == name][self.part].nunique() for name in groups)
@@ -170,13 +172,13 @@ class Bars:
         for i, name in enumerate(groups):
             mine = list(dict.fromkeys(table[self.part][table[group] == name]))
             for j, (rows, metric, label) in enumerate(columns):
-                everywhere = list(dict.fromkeys(rows[self.series]))
+                everywhere = list(dict.fromkeys(rows[series]))
                 here = rows[rows[group] == name]
                 self._panel(axes[i, j], here, mine, metric, everywhere, names=j == 0)
                 axes[-1, j].set_xlabel(label, fontsize=8)
                 self.finish(axes[i, j], metric)
             axes[i, 0].set_title(name, fontsize=9, loc="left")
-        if table[self.series].nunique() > 1:
+        if table[series].nunique() > 1:
             legend(canvas, axes if self.split is None else axes[0, 0], self.legend)
 
     def _columns(self, table: pd.DataFrame) -> list[tuple[pd.DataFrame, str, str]]:
@@ -201,11 +203,12 @@ class Bars:
     ) -> None:
         """parts: of the group, from the top; everywhere: values of the series, which have the same
         colours in all groups."""
-        values = list(dict.fromkeys(rows[self.series]))
+        series = self.series or "_all"
+        values = list(dict.fromkeys(rows[series]))
         height = 0.8 / max(len(values), 1)
         for k, value in enumerate(values):
             colour = f"C{everywhere.index(value) % 10}"
-            mine = rows[rows[self.series] == value].set_index(self.part).reindex(parts)
+            mine = rows[rows[series] == value].set_index(self.part).reindex(parts)
             where = np.arange(len(parts)) + (k - (len(values) - 1) / 2) * height
             spread = {"xerr": _error(mine, metric), "error_kw": {"linewidth": 0.8}}
             axes.barh(where, mine[metric], height, label=str(value), color=colour, **spread)

@@ -84,17 +84,17 @@ def test_the_testbed_is_the_papers():
 
 
 def test_runs_are_those_that_the_full_study_names():
-    found = pd.DataFrame([p.arguments for p in points.contexts(Scale())])
+    found = pd.DataFrame([p.arguments for p in points.BY_CONTEXT(Scale())])
     assert not found.duplicated().any() and len(found) == (5 + 3 + 3) * 7 * len(Scale().seeds)
-    assert {p.arguments["tp"] for p in points.degrees(Scale())} == {2, 4, 8}
-    varied = [p for p in points.varied(Scale()) if p.axes["varied"].startswith("TPOT")]
+    assert {p.arguments["tp"] for p in points.BY_DEGREE(Scale())} == {2, 4, 8}
+    varied = [p for p in points.SETTINGS(Scale()) if p.axes["varied"].startswith("TPOT")]
     assert {(p.axes["value"], p.arguments.get("tpot_s", 0.2)) for p in varied} == {
         (v, v) for v in (0.1, 0.2, 0.4)
     }
 
 
 def test_a_vllm_with_memory_enough_stands_beside_every_rate_of_all_reduces():
-    linked = points.links(Scale())
+    linked = points.LINKS(Scale())
     roomy = [p for p in linked if p.axes["variant"] == "vLLM, four times the memory"]
     plain = [p for p in linked if p.axes["variant"] == "vLLM"]
     assert len(roomy) == len(linked) / 4
@@ -116,7 +116,7 @@ def test_gains_are_seed_by_seed():
                     "violations": ttft / 10,
                 }
             )
-    found = beside_vllm(["rate", "policy"])(pd.DataFrame(rows)).set_index("policy").loc["layerkv"]
+    found = beside_vllm("rate", "policy")(pd.DataFrame(rows)).set_index("policy").loc["layerkv"]
     assert found.ttft_gain == pytest.approx((4 + 9) / 2) and found.ttft_gain_ci > 0
     assert found.fewer_violations == pytest.approx((0.6 + 0.8) / 2) and found.throughput_change == 0
 
@@ -136,7 +136,7 @@ def _points(axis, at, **values):
 
 
 def test_what_is_said_along_an_axis_is_of_each_seed():
-    along = beside_vllm(["model", "tp", "policy"], along=("tp", claims.of_degrees))
+    along = beside_vllm("model", "tp", "policy", narrowed=claims.narrowed)
     found = along(
         _points("tp", (2, 4, 8), tokens_per_s=[[1.1, 0.95, 1.0], [0.8, 0.9, 0.8]])
     ).set_index(["policy", "tp"])
@@ -146,12 +146,12 @@ def test_what_is_said_along_an_axis_is_of_each_seed():
         found.narrowed["layerkv", 8] == pytest.approx((0.05 - 0.1) / 2)
         and found.narrowed_ci["layerkv", 8] > 0.9
     )
-    along = beside_vllm(["model", "rate", "policy"], along=("rate", claims.of_rates))
+    along = claims.BY_RATE
     found = along(
         _points("rate", (4.0, 6.0, 8.0), violations=[[0.0, 0.2, 0.3], [0.0, 0.05, 0.3]])
     ).set_index("policy")
     assert (found.onset["layerkv"] == 7.0).all() and (found.onset[VLLM] == 4.0).all()
-    along = beside_vllm(["model", "context", "policy"], along=("context", claims.of_contexts))
+    along = claims.BY_CONTEXT
     values = {
         "ttft_s": [[1.0, 8.0], [2.0, 8.0]],
         "tpot_s": [[1.0, 2.0], [1.0, 2.0]],
@@ -165,15 +165,13 @@ def test_what_is_said_along_an_axis_is_of_each_seed():
 
 
 def test_what_contention_changes_is_of_each_seed():
-    along = beside_vllm(["model", "contention", "policy"], along=("contention", claims.of_links))
     values = {
         "ttft_s": [[1.0, 1.5], [2.0, 2.2]],
         "tokens_per_s": [[10.0, 9.0], [10.0, 10.0]],
         "violations": [[0.1, 0.3], [0.2, 0.2]],
     }
-    found = along(_points("contention", (False, True), **values)).set_index(
-        ["policy", "contention"]
-    )
+    runs = _points("contention", (False, True), **values).assign(setting="")
+    found = claims.UNSHARED(runs).set_index(["policy", "contention"])
     assert found.ttft_more["layerkv", True] == pytest.approx((0.5 + 0.1) / 2)
     assert found.tokens_more["layerkv", True] == pytest.approx(-0.05)
     assert found.violations_more["layerkv", True] == pytest.approx(0.1)
