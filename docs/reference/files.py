@@ -105,7 +105,7 @@ def _comments(schema: dict[str, Any]) -> dict[str, str]:
     source = inspect.getsource(schemas)
     body = re.search(rf"^{name} = \{{(.*?)\}}$", source, re.M | re.S)
     assert body is not None
-    return dict(re.findall(r'"(\w+)": pa\.\w+\(\),[ \t]*# (.*)', body[1]))
+    return dict(re.findall(r'"(\w+)": "\w+",[ \t]*# (.*)', body[1]))
 
 
 def _fields(model: type[BaseModel]) -> str:

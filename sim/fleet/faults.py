@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
@@ -20,7 +19,11 @@ from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.fleet.replica import Life, Replica
 from twinserve.sim.fleet.request import Request
+from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.schemas import FAILURES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Kind(StrEnum):
@@ -201,6 +204,8 @@ class Faults:
 
 def failure_rows(fleet: Fleet, happened: Sequence[Happened]) -> pd.DataFrame:
     """FAILURES, in order of time."""
+    import pandas as pd
+
     under_way = _UnderWay(fleet.requests)
     return pd.DataFrame([_row(fleet, one, under_way) for one in happened], columns=list(FAILURES))
 
@@ -274,10 +279,10 @@ class _UnderWay:
         return float(times[again[0]]) if len(again) else math.nan
 
 
-def with_losses(frame: pd.DataFrame, requests: Sequence[Request]) -> pd.DataFrame:
+def with_losses(table: Columns, requests: Sequence[Request]) -> Columns:
     """Rows of `requests`: how often each lost its replica, and how many of its tokens were thrown
     away since it began anew."""
-    return frame.assign(
+    return table.assign(
         failures=np.array([r.failures for r in requests], np.int64),
         discarded_tokens=np.array([r.discarded_tokens for r in requests], np.int64),
     )

@@ -4,10 +4,8 @@ replica; of times to first token their parts."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 
 from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.fleet.disaggregated import Disaggregated
@@ -16,10 +14,11 @@ from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.front_end import Between
 from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.fleet.request import Placement, Request
+from twinserve.sim.results.columns import Columns, joined
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_warmup import warmup_end_s
 from twinserve.sim.results.options import Warmup
-from twinserve.sim.results.recorder import request_frame
+from twinserve.sim.results.recorder import request_columns
 from twinserve.sim.results.schemas import (
     ENGINE_ARRIVAL,
     ENGINE_FIRST_TOKEN,
@@ -48,10 +47,7 @@ def fleet_rows(
     front_end  requests are as their clients saw them (`_seen`)
     """
     tables = [replica.engine.core.requests for replica in fleet.replicas]
-    stays = joined([request_frame(table, i, group_names) for i, table in enumerate(tables)])
-    tiered = any(replica.engine.tier is not None for replica in fleet.replicas)
-    if tiered:
-        stays[HOST_TOKENS] = np.concatenate([table.host_tokens for table in tables])
+    stays = joined([request_columns(table, i, group_names) for i, table in enumerate(tables)])
     starts = np.cumsum([0, *map(len, tables)]).tolist()
     where = {
         request.number: [starts[p.replica.index] + p.row for p in request.placements]
@@ -60,16 +56,17 @@ def fleet_rows(
     unplaced = [r for r in fleet.requests if not r.placements and r.end is not End.NEVER_SENT]
     placed = [request for request in fleet.requests if request.placements]
     placed.sort(key=lambda request: where[request.number][0])
+    bare = _bare(unplaced, group_names)
+    if any(replica.engine.tier is not None for replica in fleet.replicas):
+        stays = stays.assign(**{HOST_TOKENS: np.concatenate([t.host_tokens for t in tables])})
+        bare = bare.assign(**{HOST_TOKENS: np.zeros(len(bare), np.int64)})
     # what moved may have ended while the fleet held it
-    goes_on = stays["outcome"].isin(STAYS).any()
+    goes_on = np.isin(stays["outcome"], STAYS).any()
     if isinstance(fleet, Disaggregated) or goes_on or any(len(p) != 1 for p in where.values()):
         parts = [_merged(stays, placed, [where[r.number] for r in placed])] if placed else []
-        requests = joined([*parts, *([_bare(unplaced, group_names)] if unplaced else [])])
+        requests = joined([*parts, *([bare] if unplaced or not placed else [])])
     else:
         requests = stays
-    if tiered:
-        found = requests[HOST_TOKENS].fillna(0).astype(np.int64)  # NaN: never placed
-        requests = requests.assign(**{HOST_TOKENS: found})
     if isinstance(fleet, Disaggregated):
         split = ttft_parts(fleet, [*placed, *unplaced])
         requests = requests.assign(**{f"{part}_s": seconds for part, seconds in split.items()})
@@ -90,35 +87,33 @@ def fleet_rows(
         RecordedGaps([recorder.gap_pools(since) for recorder in recorders]),
         fleet.replicas[0].engine.core.ledger.num_blocks,
         placements=_placements(fleet, stays, where),
-        replicas=pd.DataFrame([replica.row_of_life() for replica in fleet.replicas]),
+        replicas=Columns.of_rows([replica.row_of_life() for replica in fleet.replicas]),
         unsent=unsent,
     )
 
 
-def joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """One frame after another."""
-    return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
-
-
-def _merged(stays: pd.DataFrame, requests: list[Request], where: list[list[int]]) -> pd.DataFrame:
+def _merged(stays: Columns, requests: list[Request], where: list[list[int]]) -> Columns:
     """One row a request: as its last placement has it, with what all of them did. Of prefill
     replicas no request has tokens."""
     last = [_last_served(request) for request in requests]
-    at = [places[i] for places, i in zip(where, last, strict=True)]
-    frame = stays.iloc[at].reset_index(drop=True)
-    unserved = [request.served is None for request in requests]
-    if any(unserved):
-        frame.loc[unserved, ["first_token_s", "last_token_s"]] = np.nan
-        frame.loc[unserved, ["output_tokens", "late_tokens"]] = 0
-    scheduled = stays["first_scheduled_s"].to_numpy()
+    found = stays.take(np.array([places[i] for places, i in zip(where, last, strict=True)]))
+    unserved = np.array([request.served is None for request in requests])
+    for name in ("first_token_s", "last_token_s"):
+        found[name][unserved] = np.nan
+    for name in ("output_tokens", "late_tokens"):
+        found[name][unserved] = 0
+    scheduled = stays["first_scheduled_s"]
     began = [next((i for i in places if not np.isnan(scheduled[i])), places[0]) for places in where]
-    for name in ("first_scheduled_s", "hit_tokens", *({HOST_TOKENS} & {*stays.columns})):
-        frame[name] = stays[name].to_numpy()[began]
+    further = {
+        name: stays[name][began]
+        for name in ("first_scheduled_s", "hit_tokens", HOST_TOKENS)
+        if name in stays
+    }
     lengths = np.array([len(places) for places in where])
     flat = np.concatenate(where)
     for name in _SUMMED:
-        frame[name] = np.add.reduceat(stays[name].to_numpy()[flat], lengths.cumsum() - lengths)
-    return frame.assign(**_ends(requests))
+        further[name] = np.add.reduceat(stays[name][flat], lengths.cumsum() - lengths)
+    return found.assign(**further, **_ends(requests))
 
 
 def _last_served(request: Request) -> int:
@@ -128,25 +123,25 @@ def _last_served(request: Request) -> int:
     return served[-1] if served else len(stays) - 1
 
 
-def _seen(frame: pd.DataFrame, requests: list[Request], front_end: Between) -> pd.DataFrame:
+def _seen(table: Columns, requests: list[Request], front_end: Between) -> Columns:
     """Rows of `requests` by the clocks of their clients, and in columns of their own the engine's
     arrival and first token. An engine may have completed what its client no longer waited for."""
     number = np.array([request.number for request in requests], np.int64)
     first_s, last_s = (
-        front_end.seen_s(frame[name].to_numpy(), frame["replica"].to_numpy(), number)
+        front_end.seen_s(table[name], table["replica"], number)
         for name in ("first_token_s", "last_token_s")
     )
     ends = _ends(requests)
     sent_s = np.array([request.sent_s for request in requests], np.float64)
-    if "router_s" in frame:  # the parts of a TTFT
-        before_s = frame["arrival_s"] - sent_s
-        frame = frame.assign(front_end_s=before_s + (first_s - frame["first_token_s"]))
-    return frame.assign(
+    if "router_s" in table:  # the parts of a TTFT
+        before_s = table["arrival_s"] - sent_s
+        table = table.assign(front_end_s=before_s + (first_s - table["first_token_s"]))
+    return table.assign(
         arrival_s=sent_s,
         first_token_s=first_s,
         last_token_s=last_s,
         **ends | {"ended_s": np.where(ends["finished"], last_s, ends["ended_s"])},
-        **{ENGINE_ARRIVAL: frame["arrival_s"], ENGINE_FIRST_TOKEN: frame["first_token_s"]},
+        **{ENGINE_ARRIVAL: table["arrival_s"], ENGINE_FIRST_TOKEN: table["first_token_s"]},
     )
 
 
@@ -161,15 +156,15 @@ def _ends(requests: list[Request]) -> dict[str, np.ndarray]:
 _OUTCOMES = (None, *OUTCOMES)
 
 
-def _bare(requests: list[Request], group_names: list[str]) -> pd.DataFrame:
+def _bare(requests: list[Request], group_names: list[str]) -> Columns:
     """Requests that no replica got; replica -1."""
     table = RequestTable(max(len(requests), 1))
     for request in requests:
         table.submit(request.id, **request.columns(request.arrival_s))
-    return request_frame(table, -1, group_names).assign(**_ends(requests))
+    return request_columns(table, -1, group_names).assign(**_ends(requests))
 
 
-def _placements(fleet: Fleet, stays: pd.DataFrame, where: dict[int, list[int]]) -> pd.DataFrame:
+def _placements(fleet: Fleet, stays: Columns, where: dict[int, list[int]]) -> Columns:
     number, ordinal, before = (np.zeros(len(stays), np.int64) for _ in range(3))
     for request in fleet.requests:
         for n, (i, placement) in enumerate(
@@ -183,9 +178,9 @@ def _placements(fleet: Fleet, stays: pd.DataFrame, where: dict[int, list[int]]) 
         before += np.where(prefills[stays["replica"]], stays["output_tokens"] - before, 0)
     else:
         more = {}
-    replicas = stays["replica"].to_numpy()
+    replicas = stays["replica"]
     roles = np.array([replica.role.value for replica in fleet.replicas], object)
-    return pd.DataFrame(
+    return Columns(
         {
             "request_id": stays["request_id"],
             "request": number,

@@ -4,17 +4,18 @@ them. A wrong value is reported in one line, before it is used."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 
 from twinserve.sim.results.folders import ResultsError
 from twinserve.sim.results.schemas import OPTIONAL_TABLES, TABLES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
             raise ResultsError(
                 f"{file}: column {column} is {values.dtype}, not {kind}; run again with --overwrite"
             )
-        if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and column not in _SIGNED):
+        if kind == "double" or (kind == "int64" and column not in _SIGNED):
             numbers = values.to_numpy(np.float64)
             bad = np.isinf(numbers) | (numbers < 0)
             if column in _ALWAYS[name]:
@@ -192,8 +193,7 @@ def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
                 )
 
 
-def _fits(values: pd.Series, kind: pa.DataType) -> bool:
-    if pa.types.is_string(kind):
+def _fits(values: pd.Series, kind: str) -> bool:
+    if kind == "string":
         return all(isinstance(value, str) for value in values.dropna())
-    wanted: Sequence[str] = "b" if pa.types.is_boolean(kind) else "iu"
-    return values.dtype.kind in ("iuf" if pa.types.is_floating(kind) else wanted)
+    return values.dtype.kind in {"bool": "b", "int64": "iu", "double": "iuf"}[kind]

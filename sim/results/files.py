@@ -29,16 +29,14 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from twinserve.errors import worded
 from twinserve.formats import parse_json
 from twinserve.sim.results.checked import RUN, SUMMARY, TIMING, Shape, check_rows, check_shape
+from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.folders import (
     ResultsError,
     may_replace,
@@ -47,7 +45,7 @@ from twinserve.sim.results.folders import (
     whole_folder,
 )
 from twinserve.sim.results.schemas import OPTIONAL_TABLES, REQUESTS, TABLES
-from twinserve.sim.results.steps import FramedGaps, FramedSteps, Gaps, Spread, Steps
+from twinserve.sim.results.steps import FramedGaps, FramedSteps, Gaps, Spread, Steps, is_frame
 from twinserve.sim.results.versions import (
     RESULTS,
     Stored,
@@ -56,6 +54,10 @@ from twinserve.sim.results.versions import (
     up_all_the_time,
     with_ends,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
 
 POOL_GROUP = "best-effort pool"  # group of the closed loop's requests; their stage is the batch
 
@@ -90,33 +92,54 @@ class RunRows:
     failures    a row for each failure; None: nothing was to fail
     """
 
-    requests: pd.DataFrame
+    requests: Spread = Spread()
     steps: Spread = Spread()
     gaps: Spread = Spread()
     kv_total_blocks: int
-    placements: pd.DataFrame | None = None
-    replicas: pd.DataFrame | None = None
-    unsent: pd.DataFrame | None = None
+    placements: Spread = Spread(optional=True)
+    replicas: Spread = Spread(optional=True)
+    unsent: Spread = Spread(optional=True)
     failures: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
-        self.requests = with_ends(self.requests)
+        if not isinstance(self._held("requests"), Columns):
+            self.requests = with_ends(self.requests)
+
+    def _held(self, name: str) -> Any:
+        return self.__dict__[f"_{name}"]
+
+    def _columns(self, name: str) -> Columns | None:
+        held = self._held(name)
+        return held if held is None or isinstance(held, Columns) else Columns.of_frame(held)
+
+    @property
+    def request_columns(self) -> Columns:
+        """What metrics read of `requests`: without a frame, until one is asked for."""
+        found = self._columns("requests")
+        assert found is not None
+        return found
+
+    @property
+    def replica_columns(self) -> Columns | None:
+        """The same of `replicas`."""
+        return self._columns("replicas")
 
     @property
     def step_columns(self) -> Steps:
         """What metrics read: without a row for each step, until `steps` is asked for."""
-        held = self.__dict__["_steps"]
-        return FramedSteps(held) if isinstance(held, pd.DataFrame) else held
+        held = self._held("steps")
+        return FramedSteps(held) if is_frame(held) else held
 
     @property
     def gap_pools(self) -> Gaps:
         """The same of `gaps`."""
-        held = self.__dict__["_gaps"]
-        return FramedGaps(held) if isinstance(held, pd.DataFrame) else held
+        held = self._held("gaps")
+        return FramedGaps(held) if is_frame(held) else held
 
     @property
     def never_sent(self) -> int:
-        return 0 if self.unsent is None else len(self.unsent)
+        held = self._held("unsent")
+        return 0 if held is None else len(held)
 
     @property
     def kv_blocks(self) -> int:
@@ -154,6 +177,9 @@ def write_run(
     `overwrite` is set. Raises ResultsError otherwise, or where the folder cannot be written;
     nothing is left behind then.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     out = resolved(out_dir)
     may_replace(out, _FILES, overwrite)
     # Everything that can be wrong with the content is found before the disk is touched.
@@ -277,8 +303,10 @@ def dump_json(value: Any, where: str = "value") -> str:
     return json.dumps(plain(value, where), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
-def _table(frame: pd.DataFrame, schema: Mapping[str, pa.DataType], where: str) -> pa.Table:
+def _table(frame: pd.DataFrame, schema: Mapping[str, str], where: str) -> pa.Table:
     """`frame` with the schema's columns and types first; further columns follow as they are."""
+    import pyarrow as pa
+
     missing = [name for name in schema if name not in frame]
     if missing:
         raise ResultsError(f"{where}: no column {', '.join(missing)}; the rows are incomplete")
@@ -286,9 +314,9 @@ def _table(frame: pd.DataFrame, schema: Mapping[str, pa.DataType], where: str) -
     for name in (*schema, *(column for column in frame if column not in schema)):
         try:
             # From pandas: a null in a text column becomes a null. NaN stays NaN in float columns.
-            kind = schema.get(name)
+            kind = pa.type_for_alias(schema[name]) if name in schema else None
             values = frame[name]
-            as_float = kind is not None and pa.types.is_floating(kind)
+            as_float = schema.get(name) == "double"
             columns[name] = (
                 pa.array(values.to_numpy(np.float64), kind)
                 if as_float
@@ -304,6 +332,9 @@ def _table(frame: pd.DataFrame, schema: Mapping[str, pa.DataType], where: str) -
 
 
 def _read_table(path: Path) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         return pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:

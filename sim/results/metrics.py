@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
+from twinserve.sim.results.columns import Columns, known
 from twinserve.sim.results.drafts import describe_drafts
 from twinserve.sim.results.files import POOL_GROUP, RunRows, plain
 from twinserve.sim.results.metrics_apart import describe_apart
@@ -70,16 +70,16 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     Raises WorkloadError for a warm-up as long as the run, and ResultsError for one that the run
     was not made with.
     """
-    since = None if options.warmup is None else warmup_end_s(options.warmup, rows.requests)
+    since = None if options.warmup is None else warmup_end_s(options.warmup, rows.request_columns)
     measured = rows if since is None else after_warmup(rows, since)
-    requests = RequestColumns.of(measured.requests)
+    requests = RequestColumns.of(measured.request_columns)
     gaps = _Gaps.of(*measured.gap_pools.pooled())
-    everything = requests if since is None else RequestColumns.of(rows.requests)
+    everything = requests if since is None else RequestColumns.of(rows.request_columns)
     window = _Window.of(requests, since, _last(everything.last))
-    jobs = measured.requests
-    whole = np.ones(len(jobs), bool)
-    if since is not None:
-        whole = whole_groups(rows.requests, since).loc[jobs.index].to_numpy()
+    grouped = bool(known(measured.request_columns["group"]).any())
+    whole = np.ones(len(requests.e2el), bool)
+    if since is not None and grouped:
+        whole = whole_groups(rows.requests, since)[everything.arrival >= since]
 
     everyone = np.ones(len(requests.e2el), bool)
     summary = _describe(requests, everyone, gaps.pooled(), window.duration_s, options)
@@ -92,16 +92,17 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
             continue
         part = _describe(requests, mine, gaps.pooled(service_class), window.duration_s, options)
         part |= _describe_class(requests, mine, e2el_bound(options.objectives, service_class))
-        part["saturation"] = _saturation(rows.requests, service_class)
-        if found := describe_jobs(jobs[mine & whole], options.percentiles):
+        part["saturation"] = _saturation(rows.request_columns, service_class)
+        if grouped and (
+            found := describe_jobs(measured.requests[mine & whole], options.percentiles)
+        ):
             part["applications"] = found
         if service_class == "be":
             part |= window.beside_real_time(requests, mine)
-            pool = describe_pool(jobs[mine])
-            if pool:
+            if grouped and (pool := describe_pool(measured.requests[mine])):
                 part["pool"] = pool
         summary["classes"][service_class] = part
-    if found := describe_jobs(jobs[whole], options.percentiles):
+    if grouped and (found := describe_jobs(measured.requests[whole], options.percentiles)):
         summary["applications"] = found
     summary["kv"] = describe_kv(measured)
     summary["scheduler"] = describe_scheduler(measured, window.first_s, window.duration_s)
@@ -122,14 +123,15 @@ def _asked_for(
     if options.warmup is not None:
         found["warmup"] = {
             "end_s": window.first_s,
-            "requests": len(rows.requests) - len(measured.e2el),
+            "requests": len(rows.request_columns) - len(measured.e2el),
         }
     if verdicts := judge(measured, options.objectives):
         found |= {"objectives": verdicts, "objectives_met": all_met(verdicts)}
     if options.every_s is not None or options.stages_s:
-        times = rows.requests[["arrival_s", "last_token_s", "ended_s"]].to_numpy(np.float64)
-        end_s = _last(times.ravel())
-        found["windows"] = describe_windows(rows.requests, options, window.first_s, end_s)
+        table = rows.request_columns
+        times = [table[f"{name}_s"] for name in ("arrival", "last_token", "ended")]
+        end_s = _last(np.concatenate(times))
+        found["windows"] = describe_windows(table, options, window.first_s, end_s)
     return found
 
 
@@ -248,32 +250,43 @@ def _describe_class(r: RequestColumns, mine: np.ndarray, e2el_s: float | None) -
     }
 
 
-def _saturation(requests: pd.DataFrame, service_class: str) -> dict | None:
+def _saturation(requests: Columns, service_class: str) -> dict | None:
     """Of requests of one class, those of a warm-up too: it has one of its own. A closed loop sends
     no more than is served, so the pool is left out, and sessions and applications count as wholes,
     from their first request to their last end."""
-    listed = requests[
-        (requests["service_class"] == service_class) & (requests["group"] != POOL_GROUP)
-    ]
-    early = listed["outcome"].isin(OUTCOMES[1:])
-    columns = listed[["arrival_s", "first_scheduled_s", "ended_s"]].assign(early=early)
-    grouped = columns.groupby(listed["group"], sort=False)  # those of no group are left out
-    together = pd.DataFrame(
-        {
-            "arrival_s": grouped["arrival_s"].min(),
-            "first_scheduled_s": grouped["first_scheduled_s"].min(),
-            # of all of them, or it has not ended
-            "ended_s": grouped["ended_s"].max().where(grouped["ended_s"].count() == grouped.size()),
-            "early": grouped["early"].any(),
+    group = requests["group"]
+    mine = (requests["service_class"] == service_class) & (group != POOL_GROUP)
+    group = group[mine]
+    columns = {
+        name: requests[name][mine].astype(np.float64)
+        for name in ("arrival_s", "first_scheduled_s", "ended_s")
+    }
+    columns["early"] = np.isin(requests["outcome"][mine], OUTCOMES[1:])
+    alone, groups = ~known(group), 0
+    if not alone.all():
+        together = _wholes(columns, group)
+        groups = len(together["early"])
+        columns = {
+            name: np.concatenate([column[alone], together[name]])
+            for name, column in columns.items()
         }
-    )
-    alone = columns[listed["group"].isna()]
-    wholes = pd.concat([alone, together]) if len(together) else alone
-    found = saturation(
-        *(wholes[name].to_numpy(float) for name in columns if name != "early"),
-        wholes["early"].to_numpy(bool),
-    )
-    return None if found is None else found | {"groups": len(together)}
+    found = saturation(*columns.values())
+    return None if found is None else found | {"groups": groups}
+
+
+def _wholes(columns: dict[str, np.ndarray], group: np.ndarray) -> dict[str, np.ndarray]:
+    """Each group as one request, in order of their first ones."""
+    import pandas as pd
+
+    grouped = pd.DataFrame(columns).groupby(group, sort=False)  # those of no group are left out
+    ended = grouped["ended_s"]
+    return {
+        "arrival_s": grouped["arrival_s"].min().to_numpy(),
+        "first_scheduled_s": grouped["first_scheduled_s"].min().to_numpy(),
+        # of all of them, or it has not ended
+        "ended_s": ended.max().where(ended.count() == grouped.size()).to_numpy(),
+        "early": grouped["early"].any().to_numpy(bool),
+    }
 
 
 def _last(seconds: np.ndarray) -> float:

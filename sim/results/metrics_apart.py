@@ -3,11 +3,15 @@ was handed over."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import pandas as pd
 
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.schemas import FRONT_END_PART, TTFT_PARTS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MS = 1000.0
 
@@ -15,8 +19,10 @@ _MS = 1000.0
 def describe_apart(rows: RunRows) -> dict:
     """`ttft_parts` and `hand_over` of summary.json; nothing for other fleets. Parts: of requests
     that completed, as the TTFT of the summary."""
+    if f"{TTFT_PARTS[0]}_s" not in rows.request_columns:
+        return {}
     requests, stays = rows.requests, rows.placements
-    if stays is None or f"{TTFT_PARTS[0]}_s" not in requests:
+    if stays is None:
         return {}
     done = requests[requests["finished"]]
     named = (FRONT_END_PART, *TTFT_PARTS) if f"{FRONT_END_PART}_s" in done else TTFT_PARTS

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
+from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_stats import sum_of_products
 from twinserve.sim.results.schemas import HOST_TOKENS
@@ -17,7 +17,7 @@ def describe_kv(rows: RunRows) -> dict:
     Mean use is weighted by step time, over the time in which a step ran. Where replicas have
     different memory there is no one total, and use is that of each step's own replica.
     """
-    steps, requests = rows.step_columns, rows.requests
+    steps, requests = rows.step_columns, rows.request_columns
     total = rows.kv_total_blocks or None
     used, seconds = steps.used, steps.seconds
     peak = int(used.max()) if len(used) else None
@@ -26,14 +26,16 @@ def describe_kv(rows: RunRows) -> dict:
     mean = _weighted_mean(used, seconds)
     peak_use = None if peak is None or total is None else peak / total
     mean_use = None if mean is None or total is None else mean / total
-    if rows.replicas is not None and rows.replicas["num_blocks"].nunique() > 1:
-        blocks = rows.replicas.set_index("replica")["num_blocks"]
-        share = used / blocks.reindex(steps.each("replica")).to_numpy()
+    replicas = rows.replica_columns
+    if replicas is not None and len(np.unique(replicas["num_blocks"])) > 1:
+        blocks = np.zeros(replicas["replica"].max() + 1)
+        blocks[replicas["replica"]] = replicas["num_blocks"]
+        share = used / blocks[steps.each("replica")]
         total, peak_use = None, float(share.max()) if len(share) else None
         mean_use = _weighted_mean(share, seconds)
-    admitted = requests["first_scheduled_s"].notna().to_numpy()
-    prompt = int(requests["prompt_tokens"].to_numpy()[admitted].sum())
-    hits = int(requests["hit_tokens"].to_numpy()[admitted].sum())
+    admitted = ~np.isnan(requests["first_scheduled_s"])
+    prompt = int(requests["prompt_tokens"][admitted].sum())
+    hits = int(requests["hit_tokens"][admitted].sum())
     return {
         "total_blocks": total,
         "peak_used_blocks": peak,
@@ -57,7 +59,7 @@ def describe_kv(rows: RunRows) -> dict:
 
 def _host_hit_rate(rows: RunRows, prompt_tokens: int) -> float | None:
     """Of the prompt tokens of requests that were admitted, those found on the host."""
-    return int(rows.requests[HOST_TOKENS].sum()) / prompt_tokens if prompt_tokens else None
+    return int(rows.request_columns[HOST_TOKENS].sum()) / prompt_tokens if prompt_tokens else None
 
 
 def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict:
@@ -73,7 +75,7 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
     batch = prefill + decode
     replicas = len(np.unique(steps.first("replica")))
     some = len(steps) > 0
-    up_s = _up_seconds(rows.replicas, first_s, duration_s)
+    up_s = _up_seconds(rows.replica_columns, first_s, duration_s)
     if up_s is None:
         up_s = replicas * duration_s
     return {
@@ -106,13 +108,15 @@ def busy_seconds(steps: Steps) -> np.ndarray:
     return steps.each("end_s") - starts
 
 
-def _up_seconds(replicas: pd.DataFrame | None, first_s: float, duration_s: float) -> float | None:
+def _up_seconds(replicas: Columns | None, first_s: float, duration_s: float) -> float | None:
     """Of all replicas together, those that drain included; None: all were up all the time."""
-    if replicas is None or not ((replicas["up_s"] > first_s) | replicas["down_s"].notna()).any():
+    if replicas is None:
         return None
-    end_s = first_s + duration_s
-    down = replicas["down_s"].fillna(end_s).clip(upper=end_s)
-    return float((down - replicas["up_s"].clip(lower=first_s)).clip(lower=0.0).sum())
+    up, down, end_s = replicas["up_s"], replicas["down_s"], first_s + duration_s
+    if not (up > first_s).any() and np.isnan(down).all():
+        return None
+    spans = np.fmin(down, end_s) - np.maximum(up, first_s)
+    return float(np.nansum(np.maximum(spans, 0.0)))
 
 
 def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float | None:

@@ -33,15 +33,16 @@ def describe_failures(rows: RunRows) -> dict:
 
 def _discarded(rows: RunRows) -> int:
     """Of requests that began anew; so did requests moved from drained replicas."""
-    lost = rows.requests.get("discarded_tokens")
-    return 0 if lost is None else int(lost.sum())
+    requests = rows.request_columns
+    return int(requests["discarded_tokens"].sum()) if "discarded_tokens" in requests else 0
 
 
 def _late(rows: RunRows) -> int:
     """Requests that lost a replica, completed all the same, and missed an objective."""
-    if "failures" not in rows.requests:
+    requests = rows.request_columns
+    if "failures" not in requests:
         return 0
-    r = RequestColumns.of(rows.requests)
-    hit = rows.requests["failures"].to_numpy() > 0
+    r = RequestColumns.of(requests)
+    hit = requests["failures"] > 0
     missed = (r.ttft > r.slo_ttft) | (r.tpot > r.slo_tpot)
     return int((hit & r.finished & missed).sum())

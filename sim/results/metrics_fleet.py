@@ -16,7 +16,7 @@ _MS = 1000.0
 def describe_fleet(rows: RunRows, requests: RequestColumns, duration_s: float) -> dict:
     """`replicas` of summary.json, where there are several, and `pools`, where a fleet file named
     some. A request counts for the replica that had it last. requests: columns of rows.requests."""
-    lives = rows.replicas
+    lives = rows.replica_columns
     if lives is None or len(lives) < 2 and "pool" not in lives:
         return {}
     parts = _Parts(rows, requests, duration_s)
@@ -26,9 +26,12 @@ def describe_fleet(rows: RunRows, requests: RequestColumns, duration_s: float) -
         of_one = [[i] for i in range(count)]
         found["replicas"] = [{"replica": i, **parts.describe(one)} for i, one in enumerate(of_one)]
     if "pool" in lives:
-        members = lives.groupby("pool", sort=False)["replica"].agg(list)
+        members: dict[str, list[int]] = {}
+        for pool, replica in zip(lives["pool"].tolist(), lives["replica"].tolist(), strict=True):
+            if pool is not None:
+                members.setdefault(pool, []).append(replica)
         found["pools"] = {
-            str(pool): {"replicas": len(of), **parts.describe(of)} for pool, of in members.items()
+            pool: {"replicas": len(of), **parts.describe(of)} for pool, of in members.items()
         }
     return found
 
@@ -37,14 +40,15 @@ class _Parts:
     """Rows in order of their replica, so that those of one are a slice."""
 
     def __init__(self, rows: RunRows, requests: RequestColumns, duration_s: float) -> None:
-        assert rows.replicas is not None
+        lives, table = rows.replica_columns, rows.request_columns
+        assert lives is not None
         self.duration_s = duration_s
-        indices = np.arange(len(rows.replicas))
-        replica = rows.requests["replica"].to_numpy()
+        indices = np.arange(len(lives))
+        replica = table["replica"]
         order = np.argsort(replica, kind="stable")
         self.requests = requests.take(order)
-        self.hits = rows.requests["hit_tokens"].to_numpy(np.float64)[order]
-        self.admitted = rows.requests["first_scheduled_s"].notna().to_numpy()[order]
+        self.hits = table["hit_tokens"][order].astype(np.float64)
+        self.admitted = ~np.isnan(table["first_scheduled_s"])[order]
         self.of_requests = _slices(replica[order], indices)
         steps = rows.step_columns
         replica = steps.first("replica")
@@ -55,7 +59,7 @@ class _Parts:
         by_replica = np.bincount(replica, steps.lengths, len(indices)).astype(np.int64)
         ends = by_replica.cumsum()
         self.of_steps = [slice(end - n, end) for end, n in zip(ends, by_replica, strict=True)]
-        self.blocks = rows.replicas["num_blocks"].to_numpy(np.float64)
+        self.blocks = lives["num_blocks"].astype(np.float64)
 
     def describe(self, replicas: Sequence[int]) -> dict:
         """Of these replicas together. Latencies: of requests that completed."""

@@ -7,12 +7,15 @@ best-effort pool is no job: it has no end of its own, so its batches are counted
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from twinserve.sim.results.files import POOL_GROUP, RunRows
 from twinserve.sim.results.options import percentile_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def job_completion(requests: pd.DataFrame) -> pd.DataFrame:
@@ -72,6 +75,8 @@ def fair_ratio(rows: RunRows, fair_rows: RunRows) -> pd.DataFrame:
     jobs that ended in both; above 1 the job ended later than its fair share promises (Justitia,
     Fig. 10, with VTC as the fair one).
     """
+    import pandas as pd
+
     jobs = job_completion(rows.requests)["jct_s"].dropna()
     fair = job_completion(fair_rows.requests)["jct_s"].dropna().rename("fair_jct_s")
     both = pd.concat([jobs, fair], axis=1, join="inner")

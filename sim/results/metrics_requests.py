@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
+from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.schemas import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES
 from twinserve.sim.results.versions import with_ends
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def latencies(requests: pd.DataFrame) -> pd.DataFrame:
@@ -17,6 +21,8 @@ def latencies(requests: pd.DataFrame) -> pd.DataFrame:
 
     NaN where a request has none: no token yet, not finished, or a TPOT of a single token.
     """
+    import pandas as pd
+
     r = RequestColumns.of(requests)
     columns = {
         "service_class": r.service_class,
@@ -54,25 +60,27 @@ class RequestColumns:
     slo_tpot: np.ndarray
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> RequestColumns:
+    def of(cls, table: pd.DataFrame | Columns) -> RequestColumns:
         def number(name: str) -> np.ndarray:
-            return frame[name].to_numpy(np.float64)
+            return np.asarray(table[name], np.float64)
 
-        frame = with_ends(frame)
-        lost = {name: (frame["outcome"] == name).to_numpy(bool) for name in OUTCOMES[1:]}
-        finished = frame["finished"].to_numpy(bool)
+        if not isinstance(table, Columns):
+            table = with_ends(table)
+        outcome = np.asarray(table["outcome"], object)
+        lost = {name: outcome == name for name in OUTCOMES[1:]}
+        finished = np.asarray(table["finished"], bool)
         arrival, output = number("arrival_s"), number("output_tokens")
         last = np.where(output > 0, number("last_token_s"), np.nan)
         ttft = number("first_token_s") - arrival
         engine_ttft, came = None, arrival
-        if ENGINE_ARRIVAL in frame:
+        if ENGINE_ARRIVAL in table:
             came = number(ENGINE_ARRIVAL)
             engine_ttft = number(ENGINE_FIRST_TOKEN) - came
         e2el = np.where(finished, last - arrival, np.nan)
         single = np.where(finished, 0.0, np.nan)
         tpot = np.where(output > 1, (e2el - ttft) / np.maximum(output - 1, 1), single)
         return cls(
-            service_class=frame["service_class"].to_numpy(object),
+            service_class=np.asarray(table["service_class"], object),
             finished=finished,
             lost=lost,
             left=np.any(list(lost.values()), axis=0),

@@ -12,12 +12,12 @@ GPUS = "gpus"  # column of REPLICAS in runs with an autoscaler
 def describe_scaling(rows: RunRows) -> dict:
     """`autoscaling` of summary.json, in runs with an autoscaler. A replica takes its GPUs from when
     it starts up until it is down, or the last request has ended."""
-    lives = rows.replicas
-    if lives is None or GPUS not in lives or not len(rows.requests):
+    lives, ended = rows.replica_columns, rows.request_columns["ended_s"]
+    if lives is None or GPUS not in lives or not len(ended):
         return {}
-    end_s = float(rows.requests["ended_s"].max())
+    end_s = float(np.fmax.reduce(ended))
     begin, down, drains, gpus = (
-        lives[name].to_numpy(np.float64) for name in ("warming_s", "down_s", "draining_s", GPUS)
+        lives[name].astype(np.float64) for name in ("warming_s", "down_s", "draining_s", GPUS)
     )
     until = np.fmin(down, end_s)
     taken = np.maximum(until - begin, 0.0)

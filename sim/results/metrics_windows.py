@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
+from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.metrics_attainment import describe_attainment, e2el_bound
 from twinserve.sim.results.metrics_requests import RequestColumns
 from twinserve.sim.results.metrics_stats import describe_ms, with_always
@@ -17,7 +17,7 @@ _ATTAINED = ("ttft_attainment", "tpot_attainment", "slo_attainment", "e2el_attai
 
 
 def describe_windows(
-    requests: pd.DataFrame, options: MetricsOptions, first_s: float, end_s: float
+    requests: Columns, options: MetricsOptions, first_s: float, end_s: float
 ) -> list[dict]:
     """`windows` of summary.json, `options.every_s` seconds each, from `first_s` on until all that
     comes and ends until `end_s` has (seconds on the clock of the run); or a stage each.
@@ -35,7 +35,7 @@ def describe_windows(
     n = len(edges) - 1
     r = RequestColumns.of(requests)
     arrived = _window_of(r.arrival, edges)
-    ended = _window_of(requests["ended_s"].to_numpy(np.float64), edges)
+    ended = _window_of(requests["ended_s"], edges)
     order = np.argsort(arrived, kind="stable")
     cuts = np.searchsorted(arrived[order], np.arange(n + 1))
     everyone = _Flow.of(arrived, ended, r.finished, n)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from twinserve.backends.base import Executed
 from twinserve.native.chosen import columns
@@ -15,8 +15,12 @@ from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.runs import growth_of
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import End, RequestTable
+from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.schemas import OUTCOMES
 from twinserve.sim.results.steps import GapPool, RecordedGaps, RecordedSteps
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _CLASSES = np.array(["rt", "be"])
 _OUTCOMES = np.array([None, *OUTCOMES], dtype=object)
@@ -185,7 +189,7 @@ class StepRecorder:
         return found, requests
 
     def withdrawn(self, row: int) -> None:
-        """A request left before its end; its row says so (`request_frame`)."""
+        """A request left before its end; its row says so (`request_columns`)."""
 
     def without_step(self, plan: StepPlan, to_host_bytes: int, to_device_bytes: int) -> None:
         """A plan that moved or dropped KV and computed nothing: what it did is booked with the next
@@ -274,13 +278,13 @@ def _pooled(
     return pools
 
 
-def request_frame(requests: RequestTable, replica: int, group_names: list[str]) -> pd.DataFrame:
+def request_columns(requests: RequestTable, replica: int, group_names: list[str]) -> Columns:
     """One row a submitted request, in order of submission. swapped_tokens: rounded to whole
     ones."""
     group = requests.group
     names = np.array([*group_names, None], dtype=object)  # group -1 is the last: none
-    frame = {
-        "request_id": list(requests.ids),
+    found = {
+        "request_id": np.array(requests.ids, object),
         "service_class": _CLASSES[requests.service_class],
         "group": names[group],
         "stage": requests.stage,
@@ -302,10 +306,10 @@ def request_frame(requests: RequestTable, replica: int, group_names: list[str]) 
         "slo_ttft_s",
         "slo_tpot_s",
     ):
-        frame[name] = getattr(requests, name).copy()
-    frame["swapped_tokens"] = np.rint(frame["swapped_tokens"]).astype(np.int64)
-    frame["finished"] = requests.end == End.COMPLETED
-    frame["outcome"] = _OUTCOMES[requests.end]
-    frame["ended_s"] = requests.ended_s.copy()
-    frame["computed_tokens"] = requests.computed_tokens.copy()
-    return pd.DataFrame(frame)
+        found[name] = getattr(requests, name).copy()
+    found["swapped_tokens"] = np.rint(found["swapped_tokens"]).astype(np.int64)
+    found["finished"] = requests.end == End.COMPLETED
+    found["outcome"] = _OUTCOMES[requests.end]
+    found["ended_s"] = requests.ended_s.copy()
+    found["computed_tokens"] = requests.computed_tokens.copy()
+    return Columns(found)

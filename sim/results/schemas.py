@@ -1,33 +1,31 @@
-"""Columns of the tables of a run, with their types."""
+"""Columns of the tables of a run, with the names of their types in Arrow."""
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 REQUESTS = {
-    "request_id": pa.string(),
-    "service_class": pa.string(),  # "rt" or "be"
-    "group": pa.string(),  # session or application; null where there is none
-    "stage": pa.int64(),
-    "priority": pa.int64(),
-    "replica": pa.int64(),  # that had it last; -1: none did
-    "arrival_s": pa.float64(),  # NaN: never sent
-    "first_scheduled_s": pa.float64(),  # NaN: never scheduled
-    "first_token_s": pa.float64(),  # NaN: none yet
-    "last_token_s": pa.float64(),  # the end of a finished request
-    "prompt_tokens": pa.int64(),
-    "output_tokens": pa.int64(),  # emitted
-    "hit_tokens": pa.int64(),
-    "recomputes": pa.int64(),
-    "swaps": pa.int64(),
-    "swapped_tokens": pa.int64(),
-    "late_tokens": pa.int64(),  # after the first, with a gap over slo_tpot_s
-    "slo_ttft_s": pa.float64(),  # NaN: no objective
-    "slo_tpot_s": pa.float64(),
-    "finished": pa.bool_(),  # it got all its tokens, and its client was still there
-    "outcome": pa.string(),  # OUTCOMES; null: has not ended
-    "ended_s": pa.float64(),  # NaN: has not ended
-    "computed_tokens": pa.int64(),  # with KV when it ended, prefix hits counted
+    "request_id": "string",
+    "service_class": "string",  # "rt" or "be"
+    "group": "string",  # session or application; null where there is none
+    "stage": "int64",
+    "priority": "int64",
+    "replica": "int64",  # that had it last; -1: none did
+    "arrival_s": "double",  # NaN: never sent
+    "first_scheduled_s": "double",  # NaN: never scheduled
+    "first_token_s": "double",  # NaN: none yet
+    "last_token_s": "double",  # the end of a finished request
+    "prompt_tokens": "int64",
+    "output_tokens": "int64",  # emitted
+    "hit_tokens": "int64",
+    "recomputes": "int64",
+    "swaps": "int64",
+    "swapped_tokens": "int64",
+    "late_tokens": "int64",  # after the first, with a gap over slo_tpot_s
+    "slo_ttft_s": "double",  # NaN: no objective
+    "slo_tpot_s": "double",
+    "finished": "bool",  # it got all its tokens, and its client was still there
+    "outcome": "string",  # OUTCOMES; null: has not ended
+    "ended_s": "double",  # NaN: has not ended
+    "computed_tokens": "int64",  # with KV when it ended, prefix hits counted
 }
 # Further columns of REQUESTS in runs with a front end, whose other times are the clients'; seconds.
 ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN = "engine_arrival_s", "engine_first_token_s"
@@ -50,75 +48,75 @@ OUTCOMES = (
 )  # by requests.End, without NONE
 STAYS = ("moved", "handed_over")  # of these, the ends of stays after which the request goes on
 STEPS = {
-    "replica": pa.int64(),
-    "start_s": pa.float64(),
-    "end_s": pa.float64(),
-    "prefill_requests": pa.int64(),
-    "prefill_tokens": pa.int64(),
-    "decode_requests": pa.int64(),
-    "running": pa.int64(),
-    "waiting": pa.int64(),
-    "kv_used_blocks": pa.int64(),  # held by requests
-    "kv_rt_blocks": pa.int64(),
-    "kv_be_blocks": pa.int64(),
-    "kv_cached_blocks": pa.int64(),  # held by no request, but a prefix is kept in them
-    "preempted_recompute": pa.int64(),
-    "preempted_swap": pa.int64(),
-    "to_host_bytes": pa.int64(),
-    "to_device_bytes": pa.int64(),
-    "hit_tokens": pa.int64(),
+    "replica": "int64",
+    "start_s": "double",
+    "end_s": "double",
+    "prefill_requests": "int64",
+    "prefill_tokens": "int64",
+    "decode_requests": "int64",
+    "running": "int64",
+    "waiting": "int64",
+    "kv_used_blocks": "int64",  # held by requests
+    "kv_rt_blocks": "int64",
+    "kv_be_blocks": "int64",
+    "kv_cached_blocks": "int64",  # held by no request, but a prefix is kept in them
+    "preempted_recompute": "int64",
+    "preempted_swap": "int64",
+    "to_host_bytes": "int64",
+    "to_device_bytes": "int64",
+    "hit_tokens": "int64",
 }
 PLACEMENTS = {
-    "request_id": pa.string(),
-    "request": pa.int64(),  # its number, in the order in which the fleet got requests
-    "placement": pa.int64(),  # 0: its first
-    "replica": pa.int64(),
-    "role": pa.string(),
-    "placed_s": pa.float64(),
-    "first_scheduled_s": pa.float64(),
-    "ended_s": pa.float64(),
-    "outcome": pa.string(),  # OUTCOMES; null: has not ended
-    "output_tokens": pa.int64(),  # emitted there
-    "hit_tokens": pa.int64(),
-    "computed_tokens": pa.int64(),
-    "recomputes": pa.int64(),
-    "swaps": pa.int64(),
-    "swapped_tokens": pa.int64(),
+    "request_id": "string",
+    "request": "int64",  # its number, in the order in which the fleet got requests
+    "placement": "int64",  # 0: its first
+    "replica": "int64",
+    "role": "string",
+    "placed_s": "double",
+    "first_scheduled_s": "double",
+    "ended_s": "double",
+    "outcome": "string",  # OUTCOMES; null: has not ended
+    "output_tokens": "int64",  # emitted there
+    "hit_tokens": "int64",
+    "computed_tokens": "int64",
+    "recomputes": "int64",
+    "swaps": "int64",
+    "swapped_tokens": "int64",
 }
 REPLICAS = {
-    "replica": pa.int64(),
-    "role": pa.string(),
-    "policy": pa.string(),
-    "ledger": pa.string(),
-    "profile": pa.string(),
-    "num_blocks": pa.int64(),
-    "block_tokens": pa.int64(),
-    "warming_s": pa.float64(),  # when it began to be so; NaN: it never was
-    "up_s": pa.float64(),
-    "draining_s": pa.float64(),
-    "down_s": pa.float64(),
-    "failed": pa.bool_(),
+    "replica": "int64",
+    "role": "string",
+    "policy": "string",
+    "ledger": "string",
+    "profile": "string",
+    "num_blocks": "int64",
+    "block_tokens": "int64",
+    "warming_s": "double",  # when it began to be so; NaN: it never was
+    "up_s": "double",
+    "draining_s": "double",
+    "down_s": "double",
+    "failed": "bool",
 }
 # Of runs in which something was to fail (sim/fleet/faults.py).
 FAILURES = {
-    "kind": pa.string(),
-    "of": pa.int64(),  # replica by number in the beginning
-    "replica": pa.int64(),  # that it struck
-    "successor": pa.int64(),  # that took its place; -1: none did
-    "at_s": pa.float64(),
-    "end_s": pa.float64(),  # NaN: it lasts
-    "seen_s": pa.float64(),  # when the router learned of a crash; NaN: of no crash
-    "up_s": pa.float64(),  # when the successor took requests; NaN: none did
-    "recovered_s": pa.float64(),  # docs/failures.md; NaN: not while requests arrived
-    "requests": pa.int64(),  # that a crash hit: these became, in part,
-    "failed": pa.int64(),
-    "retried": pa.int64(),
-    "migrated": pa.int64(),
-    "left": pa.int64(),  # their clients did, before the router knew
-    "lost_kv_tokens": pa.int64(),
-    "discarded_tokens": pa.int64(),  # output tokens
+    "kind": "string",
+    "of": "int64",  # replica by number in the beginning
+    "replica": "int64",  # that it struck
+    "successor": "int64",  # that took its place; -1: none did
+    "at_s": "double",
+    "end_s": "double",  # NaN: it lasts
+    "seen_s": "double",  # when the router learned of a crash; NaN: of no crash
+    "up_s": "double",  # when the successor took requests; NaN: none did
+    "recovered_s": "double",  # docs/failures.md; NaN: not while requests arrived
+    "requests": "int64",  # that a crash hit: these became, in part,
+    "failed": "int64",
+    "retried": "int64",
+    "migrated": "int64",
+    "left": "int64",  # their clients did, before the router knew
+    "lost_kv_tokens": "int64",
+    "discarded_tokens": "int64",  # output tokens
 }
-GAPS = {"service_class": pa.string(), "gap_s": pa.float64(), "count": pa.int64()}
+GAPS = {"service_class": "string", "gap_s": "double", "count": "int64"}
 TABLES = {
     "requests": REQUESTS,
     "placements": PLACEMENTS,

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import pandas as pd
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from twinserve.sim.results.recorder import StepRecorder
 
 
@@ -184,6 +185,8 @@ class RecordedSteps:
 
     def frame(self) -> pd.DataFrame:
         """One row a step, recorder by recorder."""
+        import pandas as pd
+
         names = [name for name in self._of_runs if name != "kv_free_blocks"]
         names.insert(names.index("start_s") + 1, "end_s")
         names.insert(names.index("hit_tokens") + 1, "kv_used_blocks")
@@ -241,6 +244,8 @@ class RecordedGaps:
 
     def frame(self) -> pd.DataFrame:
         """service_class, gap_s, count, and warmup on demand."""
+        import pandas as pd
+
         names, seconds, counts = self.pooled()
         frame = {"service_class": pd.Series(names, dtype=str), "gap_s": seconds, "count": counts}
         if self._warmed:
@@ -249,20 +254,31 @@ class RecordedGaps:
         return pd.DataFrame(frame, copy=False)
 
 
+def is_frame(held: object) -> bool:
+    """Whether a table is a frame of pandas; one that was recorded knows how to become one."""
+    return not hasattr(type(held), "frame")
+
+
 class Spread:
     """A field of RunRows for a table that may be given as it was recorded. It becomes a frame when
-    it is asked for."""
+    it is asked for. optional: by default there is none."""
+
+    def __init__(self, optional: bool = False) -> None:
+        self._optional = optional
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
 
-    def __get__(self, rows: object, owner: type | None = None) -> pd.DataFrame:
+    def __get__(self, rows: object, owner: type | None = None) -> Any:
         if rows is None:
+            if self._optional:
+                return None
             raise AttributeError("a field without a default")
         held = rows.__dict__[self._name]
-        if not isinstance(held, pd.DataFrame):
+        if held is not None and not is_frame(held):
             held = rows.__dict__[self._name] = held.frame()
         return held
 
-    def __set__(self, rows: object, value: pd.DataFrame | RecordedSteps | RecordedGaps) -> None:
+    def __set__(self, rows: object, value: Any) -> None:
+        """A frame, or a RecordedSteps, RecordedGaps or Columns; None: not known."""
         rows.__dict__[self._name] = value

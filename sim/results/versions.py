@@ -6,15 +6,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from twinserve.formats import Format
 from twinserve.sim.results.schemas import OUTCOMES, PLACEMENTS, REQUESTS
 from twinserve.traces.catalog import resolve as resolve_name
 from twinserve.traces.generators.synth import is_synthetic
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Columns that some results of version 0 do not have (`with_ends`).
 _ADDED = {"outcome", "ended_s", "computed_tokens"}
@@ -115,6 +117,8 @@ def made_of(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def up_all_the_time(requests: pd.DataFrame, made: Mapping[str, Any]) -> pd.DataFrame:
     """REPLICAS of a run whose replicas were alike, and up from its start to its end."""
+    import pandas as pd
+
     never = {f"{life}_s": np.nan for life in ("draining", "down")}
     indices = np.arange(int(requests["replica"].max()) + 1 if len(requests) else 1)
     return pd.DataFrame({"replica": indices}).assign(

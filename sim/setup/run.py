@@ -151,7 +151,7 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
         "decision_mean_s": float(decisions.mean()),
         "decision_p99_s": float(np.percentile(decisions, 99)),
         "simulated_steps_per_s": steps / wall,
-        "requests_per_s": len(rows.requests) / wall,
+        "requests_per_s": len(rows.request_columns) / wall,
     }
     engine = simulation.engines[0]
     described = describe_all(simulation, options)

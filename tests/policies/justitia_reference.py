@@ -21,7 +21,7 @@ from twinserve.sim.engine.loop import Engine
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
-from twinserve.sim.results.recorder import StepRecorder, request_frame
+from twinserve.sim.results.recorder import StepRecorder, request_columns
 from twinserve.traces.apps.classes import Sample
 from twinserve.traces.apps.generate import from_samples
 from twinserve.traces.apps.truth import TrueDemand
@@ -118,6 +118,6 @@ def run(
         watched(engine)
     source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
-    requests = request_frame(table, 0, source.group_names)
+    requests = request_columns(table, 0, source.group_names).frame()
     ends = requests.groupby("group").last_token_s.max()
     return [float(ends[name]) for name in workload.group_names], requests, engine

@@ -21,7 +21,7 @@ from twinserve.sim.engine.loop import Engine
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
-from twinserve.sim.results.recorder import StepRecorder, request_frame
+from twinserve.sim.results.recorder import StepRecorder, request_columns
 
 LAYERS = 4
 
@@ -127,7 +127,7 @@ def simulate(
         _watched(core, check, watch)
     source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
-    requests = request_frame(table, 0, source.group_names)
+    requests = request_columns(table, 0, source.group_names).frame()
     return recorder.step_frame(), recorder.gap_frame(), requests, engine
 
 

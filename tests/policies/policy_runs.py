@@ -26,7 +26,7 @@ from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.prefix_index import shared_contents
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
-from twinserve.sim.results.recorder import StepRecorder, request_frame
+from twinserve.sim.results.recorder import StepRecorder, request_columns
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
 
 RT, BE = 0, 1
@@ -185,7 +185,7 @@ def simulate(
     engine = Engine(clock, core, backend, recorder)
     source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
-    requests = request_frame(table, 0, source.group_names)
+    requests = request_columns(table, 0, source.group_names).frame()
     return recorder.step_frame(), recorder.gap_frame(), requests, engine
 
 

@@ -32,7 +32,7 @@ from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.prefix_index import shared_contents
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
-from twinserve.sim.results.recorder import StepRecorder, request_frame
+from twinserve.sim.results.recorder import StepRecorder, request_columns
 from twinserve.sim.setup.audit import check_policy
 from twinserve.traces.workload import PrefixBlocks, Workload
 
@@ -67,7 +67,7 @@ def run(
     engine = Engine(clock, core, backend, recorder)
     source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
-    return recorder.step_frame(), request_frame(table, 0, source.group_names)
+    return recorder.step_frame(), request_columns(table, 0, source.group_names).frame()
 
 
 def requests(arrival, prompt, output, classes=None, ttft=100.0, tpot=0.03) -> Workload:

@@ -24,7 +24,7 @@ from twinserve.sim.engine.loop import Engine
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
-from twinserve.sim.results.recorder import StepRecorder, request_frame
+from twinserve.sim.results.recorder import StepRecorder, request_columns
 from twinserve.traces.workload import Workload
 
 LIMITS = EngineLimits(
@@ -226,7 +226,7 @@ def run(
     frames = (
         recorder.step_frame(),
         recorder.gap_frame(),
-        request_frame(table, 0, source.group_names),
+        request_columns(table, 0, source.group_names).frame(),
     )
     return frames, engine
 

@@ -15,7 +15,7 @@ from twinserve.policies.errors import PolicyError
 from twinserve.policies.layerkv.cost import layerkv_estimator
 from twinserve.policies.plan import DEVICE, HOST, Hold
 from twinserve.profiles.profile import load_profile
-from twinserve.sim.results.recorder import request_frame
+from twinserve.sim.results.recorder import request_columns
 from twinserve.traces.workload import Workload
 
 LIMITS = EngineLimits(
@@ -164,7 +164,7 @@ def test_some_layers_of_a_token_count_as_that_share_of_it():
         desk.step()
         moved.append(desk.table.swapped_tokens[row])
     assert moved == [8 * 0.75, (8 + 8 + 1) * 0.75, (8 + 8 + 1 + 9 + 1) * 0.75]
-    assert request_frame(desk.table, 0, []).swapped_tokens.tolist() == [20]  # of 20.25
+    assert request_columns(desk.table, 0, [])["swapped_tokens"].tolist() == [20]  # of 20.25
 
 
 def test_moved_bytes_are_those_of_the_requests_tokens():

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.sim.test_results_rows import empty_rows, toy_rows
-from twinserve.sim.results import files as results
 from twinserve.sim.results.files import (
     ResultsError,
     RunResult,
@@ -160,8 +159,8 @@ def test_an_interrupted_write_leaves_nothing_or_the_former_run(tmp_path, monkeyp
         hit = breaks(Path.write_text, lambda path, *_: path.name == at)
         monkeypatch.setattr(Path, "write_text", hit)
     elif at == "steps.parquet":
-        hit = breaks(results.pq.write_table, lambda _, path: path.name == at)
-        monkeypatch.setattr(results.pq, "write_table", hit)
+        hit = breaks(pq.write_table, lambda _, path: path.name == at)
+        monkeypatch.setattr(pq, "write_table", hit)
     else:
         hit = breaks(os.rename, lambda source, target: Path(target) == out)
         real, calls = os.rename, []

@@ -1,5 +1,5 @@
-"""What a version or a page of help may load: never what simulations are made with. Time is not
-asked here; experiments/benchmark measures it."""
+"""What a version or a page of help may load: never what simulations are made with; and what a run
+may load. Time is not asked here; experiments/benchmark measures it."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ def page(command: str, *names: str) -> tuple[str, list[str]]:
     assert done.returncode == 0, done.stderr
     shown, _, loaded = done.stdout.rpartition("loaded:")
     return shown, loaded.split()
+
+
+def test_a_run_that_writes_no_files_loads_no_pandas():
+    shown, loaded = page("simulate -t fixed:64,4 --rate 5 --requests 9 -q --replicas 2", *HEAVY)
+    assert "vllm" in shown and loaded == ["numpy", "simpy"]
 
 
 @pytest.mark.slow

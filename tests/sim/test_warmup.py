@@ -137,7 +137,7 @@ def test_the_pool_is_not_counted_as_warm_up_requests():
     pool = dict(service_class="be", group=POOL_GROUP)
     listed = [request(f"r{i}", 1.0 + i, 1.0 + i, 2.0 + i, 3.0 + i, 10, 2) for i in range(4)]
     batch = [request(f"p{i}", 0.0, 0.0, 1.0, 2.0, 10, 2, **pool) for i in range(9)]
-    requests = rows_of([*batch, *listed]).requests
+    requests = rows_of([*batch, *listed]).request_columns
     assert warmup_end_s(Warmup(requests=2), requests) == 3.0
     assert warmup_end_s(Warmup(seconds=2.0), requests) == 2.0  # since the first of all
 
@@ -147,9 +147,9 @@ def test_a_warm_up_as_long_as_the_trace_is_told_before_the_run(warmup):
     with pytest.raises(WorkloadError, match=f"--warmup {warmup}: .*so none is left to measure"):
         simulate(SimulationConfig(**TRAFFIC), lambda progress: 1 / 0, MetricsOptions(warmup=warmup))
     with pytest.raises(WorkloadError, match="so none is left to measure"):
-        warmup_end_s(warmup, toy_rows(60).requests)
+        warmup_end_s(warmup, toy_rows(60).request_columns)
     with pytest.raises(WorkloadError, match="so none is left to measure"):
-        warmup_end_s(warmup, toy_rows(60).requests.iloc[:0])
+        warmup_end_s(warmup, toy_rows(60).request_columns.take(np.zeros(0, int)))
 
 
 @pytest.mark.slow

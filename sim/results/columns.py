@@ -1,0 +1,80 @@
+"""Tables as columns of numpy: what metrics read. A frame is made where one is asked for, since
+pandas takes longer to import than a short run, and more memory than its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Columns:
+    """Columns by name, one entry a row. Text is str or None."""
+
+    def __init__(self, columns: Mapping[str, np.ndarray], rows: int | None = None) -> None:
+        self._columns = dict(columns)
+        self._rows = len(next(iter(self._columns.values()), ())) if rows is None else rows
+
+    @classmethod
+    def of_frame(cls, frame: pd.DataFrame) -> Columns:
+        """The same as `frame`, with None where text is missing."""
+        found = {}
+        for name in frame:
+            values = frame[name]
+            if values.dtype.kind not in "biuf":
+                values = values.astype(object).where(values.notna(), None)
+            found[name] = values.to_numpy()
+        return cls(found, len(frame))
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Columns:
+        """Of dicts, one a row. A name that a row lacks is None there."""
+        names = dict.fromkeys(name for row in rows for name in row)
+        found = {name: [row.get(name) for row in rows] for name in names}
+        return cls(
+            {
+                name: np.array(values, object if None in values else None)
+                for name, values in found.items()
+            }
+        )
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._columns[name]
+
+    def assign(self, **columns: np.ndarray) -> Columns:
+        """With these columns instead of those of their names, or behind them."""
+        return Columns(self._columns | columns)
+
+    def take(self, rows: np.ndarray) -> Columns:
+        """Of these rows: positions, or bool[n]."""
+        return Columns({name: column[rows] for name, column in self._columns.items()})
+
+    def frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(self._columns, copy=False)
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """One table after another, of the same columns."""
+    if len(parts) == 1:
+        return parts[0]
+    return Columns({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def known(values: np.ndarray) -> np.ndarray:
+    """bool[n]: which texts are there."""
+    return np.not_equal(values, None) & (values == values)
