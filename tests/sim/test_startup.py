@@ -129,8 +129,10 @@ def test_help_breaks_lines_where_the_terminal_does(capsys, monkeypatch):
             "simulate",
             "and k=5 for max(ttft, k x isolated prefill); or with units, classes, percentiles,",
         ),
-        ("replay", "Free: its requests arrive again, the policy decides on the live state, and"),
-        ("replay", "in a pool of exactly its size; otherwise its memory is accounted beside"),
+        (
+            "replay",
+            "In a free replay the requests arrive again, the policy decides on the live state, and",
+        ),
     ):
         with pytest.raises(SystemExit):
             main([words, "--help"])
