@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from twinserve.experiments.study.off import perturbed
-from twinserve.sim.plan.capacity import WhileOnline
+from twinserve.experiments.study.while_online import WhileOnline
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import PRESETS, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve

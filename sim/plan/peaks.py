@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from twinserve.sim.plan.capacity import peak_window
 from twinserve.sim.plan.trial import SOURCES
 from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig
 from twinserve.traces.generators.synth import as_stages, is_synthetic
@@ -152,3 +151,26 @@ def _day(whole: Workload, peak_s: float, start_s: float) -> np.ndarray | None:
 def _load(trace: str) -> Workload:
     """What trials of this process will find read already."""
     return SOURCES.recorded(SimulationConfig(trace=trace))
+
+
+def peak_window(online: Workload, seconds: float) -> tuple[float, float]:
+    """(start, end) of the `seconds` in which most prompt and output tokens arrive; the earliest,
+    where several do. The whole trace, if it is shorter. Later stages of sessions come when they
+    come, and do not count.
+
+    Raises SettingsError where `seconds` is not above 0 and finite, WorkloadError where no request
+    has an arrival time.
+    """
+    if not 0 < seconds < np.inf:
+        raise SettingsError(f"a peak of {seconds} s is empty: give a number of seconds above 0")
+    known = ~np.isnan(online.arrival_s)
+    at = online.arrival_s[known]
+    tokens = (online.prompt_tokens + online.output_tokens)[known]
+    if not len(at):
+        raise WorkloadError(
+            f"{online.provenance.name}: no request has an arrival time, so there is no peak"
+        )
+    total = np.concatenate([[0], np.cumsum(tokens)])
+    arriving = total[np.searchsorted(at, at + seconds, side="left")] - total[:-1]
+    start = float(at[int(arriving.argmax())])
+    return start, start + seconds

@@ -20,7 +20,7 @@ import numpy as np
 from twinserve.policies.registry import PolicySpec
 from twinserve.policies.requests import End, State
 from twinserve.profiles.step_times import choose
-from twinserve.sim.plan.capacity import predicted_memory
+from twinserve.sim.plan.memory import predicted_memory
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_requests import RequestColumns
 from twinserve.sim.results.options import Objective

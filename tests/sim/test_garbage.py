@@ -7,9 +7,9 @@ import weakref
 import numpy as np
 import pytest
 
+from twinserve.experiments.study.while_online import WhileOnline
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.engine.garbage import collected_seldom
-from twinserve.sim.plan.capacity import WhileOnline
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import Inputs

@@ -1,12 +1,17 @@
 """What a plan needs no trial for, worked out by hand: the part of a trace that is its peak, and the
 fewest replicas that work and memory allow."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.examples import examples
 from twinserve.profiles.composition import StepComposition, isolated_prefill_seconds
 from twinserve.sim.plan.bounds import hopeless, least_replicas
-from twinserve.sim.plan.peaks import find_peak
+from twinserve.sim.plan.peaks import find_peak, peak_window
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import with_objectives
@@ -67,3 +72,34 @@ def test_a_prompt_alone_is_computed_in_the_quickest_way(factor, kept):
     alone_s = isolated_prefill_seconds(model, 10240, None)
     load = Workload.build([0.0, 1.0], [10240] * 2, [1, 1])
     assert (hopeless(*judged(load, f"ttft p99 < {factor * alone_s * 1e3:.3f} ms")) is None) is kept
+
+
+def test_the_peak_is_where_most_tokens_arrive():
+    w = Workload.build([0, 1, 2, 50, 55, 59, 90], [10, 10, 10, 10, 10, 10, 39], [1] * 7)
+    assert peak_window(w, 10) == (90.0, 100.0)  # 40 tokens beat 33
+    # of two equal ones the first
+    assert peak_window(replace(w, prompt_tokens=np.full(7, 10)), 10) == (0.0, 10.0)
+    assert peak_window(replace(w, prompt_tokens=np.full(7, 10)), 9.5) == (0.0, 9.5)
+    assert peak_window(w, 1000) == (0.0, 1000.0)
+
+
+@examples(50)
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(1, 50)), min_size=1, max_size=20),
+    st.integers(1, 30),
+)
+def test_no_window_holds_more_than_the_peak(rows, seconds):
+    at, prompt = np.array(sorted(rows)).T
+    w = Workload.build(at, prompt, np.ones(len(at)))
+
+    def tokens(start):
+        return int((prompt + 1)[(at >= start) & (at < start + seconds)].sum())
+
+    start, end = peak_window(w, seconds)
+    assert end == start + seconds and tokens(start) == max(tokens(s) for s in range(-seconds, 101))
+
+
+def test_a_peak_without_length_is_refused():
+    for seconds in (float("nan"), float("inf"), -5.0, 0):
+        with pytest.raises(SettingsError, match=f"peak of {seconds} s is empty"):
+            peak_window(Workload.build([0], [1], [1]), seconds)
