@@ -1,91 +1,19 @@
-"""Classes that are found by name: those of this package, and those of other packages, through an
-entry point group. Options after the name: `name:option=value,...`. Modules are imported when they
-are asked for, not before."""
+"""Options after a name: `name:option=value,...`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from twinserve.errors import TwinserveError, worded
+from twinserve.own_code import RegistryError, hint
 from twinserve.policies.base import Options
 
 _LARGEST = 10**18  # of whole numbers: what is counted with them still fits into 64 bits
 
 
-class RegistryError(TwinserveError, ValueError):
-    """A name or an option that does not exist, or a value that does not fit: one line."""
-
-
-@dataclass(frozen=True)
-class Names:
-    """kind     as errors have it: "policy"
-    own      name -> "module:Class", the module below `package`; these names cannot be taken
-    group    entry point group of other packages' ones
-    base     class that all of them have
-    """
-
-    kind: str
-    package: str
-    own: Mapping[str, str]
-    group: str
-    base: type[Any]
-
-    def all(self) -> list[str]:
-        """Every name there is, sorted; nothing is imported."""
-        return sorted({*self.own, *(point.name for point in entry_points(group=self.group))})
-
-    def find(self, name: str) -> type[Any]:
-        """The class behind a name. Raises RegistryError."""
-        if name in self.own:
-            module, _, attribute = self.own[name].partition(":")
-            return getattr(import_module(f"{self.package}.{module}"), attribute)
-        for point in entry_points(group=self.group):
-            if point.name == name:
-                return self._loaded(point)
-        known = self.all()
-        raise RegistryError(
-            f"no {self.kind} {name!r}{hint(name, known)}; there are {', '.join(known)}"
-        )
-
-    def _loaded(self, point: EntryPoint) -> type[Any]:
-        where = f"{self.kind} {point.name!r} of another package"
-        try:
-            found = point.load()
-        except Exception as error:  # whatever that package's own code does when it is imported
-            raise RegistryError(
-                f"{where} cannot be loaded from {point.value}: {worded(error)}"
-            ) from error
-        check_class(f"{where}: {point.value}", found, self.base)
-        if getattr(found, "name", None) != point.name:
-            given = getattr(found, "name", None)
-            raise RegistryError(f"{where}: {point.value} says name = {given!r}; call both the same")
-        return found
-
-
-def check_class(where: str, found: Any, base: type) -> None:
-    """Raises RegistryError where `found` is no whole class of the kind."""
-    fits = isinstance(found, type) and issubclass(found, base)
-    if not fits:
-        raise RegistryError(f"{where} is not a {base.__name__}")
-    if lacks := sorted(found.__abstractmethods__):
-        raise RegistryError(f"{where} lacks {', '.join(lacks)}")
-
-
-def hint(name: str, known: list[str]) -> str:
-    """` (did you mean 'x'?)`, or nothing."""
-    close = get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-# -- options ---------------------------------------------------------------------------------------
 def parse_options(what: str, text: str, given_in: str) -> dict[str, str | None]:
     """Option -> value as text, of `option=value,...`; `none` is None. what: "policy 'bros'"."""
     given: dict[str, str | None] = {}

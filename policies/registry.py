@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
+from twinserve.own_code import IN_FILE, WITH_OPTIONS, Names, class_in_file
 from twinserve.policies.base import EngineLimits, Options, Policy
-from twinserve.policies.files import IN_FILE, WITH_OPTIONS, class_in_file
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.names import Names, parse_options, validated
+from twinserve.policies.names import parse_options, validated
 from twinserve.policies.parts.estimators import BatchEstimator
 
 Asked = Literal["drafts", "remote", "tier"]

@@ -159,11 +159,12 @@ def test_the_python_of_the_page_runs_and_prints_what_it_shows():
 
 
 def test_the_three_methods_are_ten_lines():
-    (shown,) = (
+    options, shown = (
         node for node in ast.parse(blocks("python")[0].text).body if isinstance(node, ast.ClassDef)
     )
+    assert ast.unparse(options.body[0]) == "chunk: int = 512"
     name, *methods = shown.body
-    assert ast.unparse(name) == "name = 'earliest-deadline'"
+    assert ast.unparse(name) == "name, Options = ('earliest-deadline', Chunked)"
     assert [method.name for method in methods] == ["on_arrival", "on_finish", "plan"]
     assert methods[-1].end_lineno - methods[0].lineno + 1 == 10
 

@@ -13,7 +13,7 @@ from docs.reference.rooms import picture
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("backends", "experiments", "native", "policies", "profiles", "sim", "traces")
-GROUND = {"errors", "formats"}  # src/twinserve/: below all rooms, and know none
+GROUND = {"errors", "formats", "own_code"}  # src/twinserve/: below all rooms, and know none
 
 # room -> rooms that it may know. A room's own modules may know each other.
 POLICIES = {"native", "policies", "policies.kv", "policies.parts", "profiles", "traces"}

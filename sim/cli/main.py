@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 BAD_INPUT, TERMINATED = 2, 143
+TRACEBACK = "--traceback"
 _UNWRITTEN = "interrupted: results of unfinished runs were not written"
 _CLI = "twinserve.sim.cli"
 # verb -> where it is, and its line in the list of verbs: how its own help begins
@@ -211,16 +212,19 @@ def run_app(
     app: cyclopts.App, arguments: Sequence[str] | None, interrupted: str = _UNWRITTEN
 ) -> None:
     """Run `app` on the arguments (None: those of the process), and end with SystemExit: bad input
-    as one line on stderr.
+    as one line on stderr, or after Python's frames if `--traceback` is among the arguments.
 
     interrupted  the message after Ctrl-C and SIGTERM
     """
     app.suppress_keyboard_interrupt = False  # Ctrl-C is ours to explain, below
     if arguments is None:  # a process of our own; a caller in Python keeps its handlers
         signal.signal(signal.SIGTERM, _terminate)
+    words = _given(arguments)
+    frames = TRACEBACK in words
+    words = [word for word in words if word != TRACEBACK]
     try:
-        _refuse_depth(arguments)
-        app(arguments, exit_on_error=False, print_error=False)
+        _refuse_depth(words)
+        app(words, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except KeyboardInterrupt as end:  # a command may say what is left of its work
         _stop(str(end).strip() or interrupted, INTERRUPTED)
@@ -232,15 +236,15 @@ def run_app(
         sys.exit(1)
     except Exception as error:
         line = _what_is_wrong(error)
-        if line is None:
+        if line is None or frames:
             raise
         _stop(line, BAD_INPUT)
 
 
-def _refuse_depth(arguments: Sequence[str] | None) -> None:
+def _refuse_depth(arguments: Sequence[str]) -> None:
     """What begins with a bracket is read as JSON, and that comes to the end of the stack where
     brackets within brackets do not end. Raises SettingsError."""
-    for word in _given(arguments):
+    for word in arguments:
         depth = deepest = 0
         for sign in re.findall(r"[\[{}\]]", word):
             depth += 1 if sign in "[{" else -1
@@ -262,6 +266,11 @@ def _what_is_wrong(error: Exception) -> str | None:
     """With the input, in a line; None where the error is a defect of ours."""
     if _is(error, "cyclopts:CycloptsError"):
         return _usage(error)
+    if not isinstance(error, TwinserveError):
+        from twinserve.own_code import fault
+
+        if line := fault(error):
+            return f"{line} ({TRACEBACK} shows how it was called)"
     if _is(error, "pydantic:ValidationError"):
         return _settings_line(error)
     if isinstance(error, TwinserveError):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from twinserve.policies.base import Policy
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.requests import Application, End
 from twinserve.sim.engine.clock import BEFORE_STEPS, Clock
 from twinserve.sim.engine.loop import NoProgressError
@@ -335,7 +336,7 @@ class Fleet:
         elif choice in range(len(self.replicas)):
             self._dispatch(request, self.replicas[choice])
         else:
-            raise ValueError(
+            raise PolicyError(
                 f"router {self.router.name!r} sent a request to {choice!r}, which is no replica "
                 "and no Verdict; give one of view.up"
             )
@@ -358,7 +359,7 @@ class Fleet:
             return
         if not self._may_take(replica, request):
             role = "" if replica.role is Role.SERVE else f" for {replica.role}"
-            raise ValueError(
+            raise PolicyError(
                 f"router {router.name!r} sent a request to {replica.label}, which is "
                 f"{replica.life}{role}; give one of view.up"
             )

@@ -1,28 +1,37 @@
-"""Check that a policy follows the scheduling contract: every plan and every outcome of small,
-crowded runs is checked.
+"""Check that a policy, a router or a reader of traces keeps its contract.
 
-`check_policy` is one line of a test; `Auditor` watches the engine of a run of your own.
+`check_policy`, `check_router` and `check_reader` are one line of a test each; `Auditor` watches the
+engine of a run of your own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from twinserve.own_code import fault
 from twinserve.policies.base import Policy
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.registry import PolicySpec, ledger_names, parse_policy
 from twinserve.policies.requests import State
 from twinserve.sim.engine.core import EngineCore
+from twinserve.sim.fleet.replica import Role
+from twinserve.sim.fleet.request import Request
+from twinserve.sim.fleet.routers.base import Router, Verdict
+from twinserve.sim.fleet.routers.registry import RouterSpec, parse_router
+from twinserve.sim.fleet.view import FleetView
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation
-from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
+from twinserve.traces.readers.formats import read_bytes
+from twinserve.traces.readers.options import ReadOptions, TraceReader
+from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload, WorkloadError
 
 # Memory for about a fifth of the requests, so that most of them lose theirs some time; 38 blocks
 # hold the longest one.
@@ -268,6 +277,127 @@ def _same(ours: RunRows, theirs: RunRows, said: str) -> None:
             )
         except AssertionError as error:
             raise AuditError(f"{said} ({' '.join(str(error).split())})") from None
+
+
+def check_router(
+    router: str | type[Router] | RouterSpec,
+    seeds: Iterable[int] = range(5),
+    replicas: Sequence[int] = (1, 2, 5),
+    config: SimulationConfig = CROWDED,
+) -> int:
+    """Run small random workloads on fleets of so many `replicas`, whose requests `router` places.
+
+    router  as on the command line, or a class, or a spec
+
+    Asked: it answers with the index of one of `view.up`, or a Verdict, and leaves the view as it
+    is; every request ends; the same run again gives the same rows, as one does in which output
+    lengths are hidden from it.
+
+    Returns how many answers were checked. Raises AuditError with router, fleet and seed.
+    """
+    if isinstance(router, str):
+        spec = parse_router(router)
+    else:
+        spec = router if isinstance(router, RouterSpec) else RouterSpec(router.name, own=router)
+    answers = 0
+    for number in replicas:
+        for seed in seeds:
+            settings = config.model_copy(update={"replicas": number})
+            inputs = _inputs(settings, parse_policy("vllm"), seed)
+            try:
+                answers += _check_placed(inputs, spec)
+            except (AssertionError, ValueError) as error:
+                where = f"router {spec.name} on {number} replicas, seed {seed}"
+                raise AuditError(f"{where}: {fault(error) or error}") from error
+    return answers
+
+
+def _check_placed(inputs: Inputs, spec: RouterSpec) -> int:
+    rows, answers = _placed(inputs, spec, hidden=False)
+    left = rows.requests.loc[rows.requests["outcome"].isna(), "request_id"].tolist()
+    if left:
+        raise AuditError(f"{', '.join(left)} did not end")
+    again = "a second run gave other rows: something in it is not determined by its input"
+    _same(rows, _placed(inputs, spec, hidden=False)[0], again)
+    blind = "with output lengths hidden it gave other rows: no router knows these"
+    _same(rows, _placed(inputs, spec, hidden=True)[0], blind)
+    return answers
+
+
+def _placed(inputs: Inputs, spec: RouterSpec, hidden: bool) -> tuple[RunRows, int]:
+    """Rows of a run, and how often the router was asked."""
+    router, answers = spec.build(), 0
+    place = router.place
+
+    def watched(request: Request, stage: Role, view: FleetView) -> int | Verdict:
+        nonlocal answers
+        answers += 1
+        up, length = list(view.up), request.output_tokens
+        request.output_tokens = -1 if hidden else length
+        answer = place(request, stage, view)
+        request.output_tokens = length
+        if list(view.up) != up:
+            raise AuditError(f"{request.id}: it changed view.up")
+        if not isinstance(answer, Verdict) and answer not in up:
+            raise AuditError(f"{request.id}: it answered {answer!r}; give one of view.up, {up}")
+        return answer
+
+    router.place = watched  # type: ignore[method-assign]
+    simulation = Simulation(inputs, inputs.policies[0], router=router)
+    simulation.run()
+    return simulation.rows(), answers
+
+
+def check_reader(
+    reader: str | type[TraceReader], file: str | Path, seeds: Iterable[int] = range(50)
+) -> int:
+    """Read `file`, which the reader must take, and the file with damages.
+
+    reader  as after `--format`, or a class
+
+    Asked: the file has requests; read again they are the same; what is damaged is read, or refused
+    with a WorkloadError.
+
+    Returns how many damaged files were refused. Raises AuditError with the damage.
+    """
+    data, path = Path(file).read_bytes(), str(file)
+    whole, refused = _read(reader, data, path, "as it is"), 0
+    if not isinstance(whole, Workload):
+        raise AuditError(f"reader {reader}, {path} as it is: {whole}")
+    again = _read(reader, data, path, "again")
+    for name in ("arrival_s", "prompt_tokens", "output_tokens"):
+        if not np.array_equal(getattr(whole, name), getattr(again, name), equal_nan=True):
+            raise AuditError(f"reader {reader}, {path}: read again, {name} is another")
+    for said, damaged in _damaged(data, seeds):
+        refused += not isinstance(_read(reader, damaged, path, said), Workload)
+    return refused
+
+
+def _read(
+    reader: str | type[TraceReader], data: bytes, path: str, said: str
+) -> Workload | WorkloadError:
+    try:
+        return read_bytes(data, path, reader, ReadOptions())
+    except WorkloadError as error:
+        return error
+    except Exception as error:
+        raise AuditError(
+            f"reader {reader}, {path} {said}: {fault(error) or repr(error)}; raise a WorkloadError "
+            "that says what is wrong with the file"
+        ) from error
+
+
+def _damaged(data: bytes, seeds: Iterable[int]) -> Iterator[tuple[str, bytes]]:
+    """What was done to a file, and its content then."""
+    yield "without content", b""
+    yield "cut in the middle", data[: len(data) // 2]
+    lines = data.splitlines(keepends=True)
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        row, at = int(rng.integers(len(lines))), int(rng.integers(len(data)))
+        wrong = bytes(rng.choice([b"x", b"-1", b"nan", b"", b"\xff", b'"', b"1e99"]))
+        yield f"with {wrong!r} in place of byte {at}", data[:at] + wrong + data[at + 1 :]
+        yield f"without line {row + 1}", b"".join(lines[:row] + lines[row + 1 :])
 
 
 def crowd(seed: int, requests: int = 24) -> Workload:

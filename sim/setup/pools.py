@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from twinserve.policies.files import file_sha256
+from twinserve.own_code import file_sha256
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.specs import ProfileError

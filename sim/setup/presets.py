@@ -6,7 +6,7 @@ from collections.abc import Container
 from pathlib import Path
 
 from twinserve.formats import parse_json
-from twinserve.policies.files import file_sha256
+from twinserve.own_code import file_sha256
 from twinserve.policies.registry import parse_policy
 from twinserve.profiles.catalog import nearest
 from twinserve.sim.fleet.routers.registry import parse_router

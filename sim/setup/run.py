@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from twinserve.policies.files import file_sha256
+from twinserve.own_code import file_sha256
 from twinserve.policies.registry import PolicySpec
 from twinserve.profiles.evidence import recorded
 from twinserve.profiles.front_end import NO_DELAYS

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from twinserve.own_code import fault
 from twinserve.profiles.step_times import choose
 from twinserve.sim.report.over import HIGH, LOW
 from twinserve.sim.results.blocks import half_widths
@@ -97,6 +98,8 @@ def failure(error: BaseException) -> str:
     said = " ".join(str(error).split())
     if said and isinstance(error, ValueError) and type(error) is not ValueError:
         return said
+    if own := fault(error):
+        return own
     first = error
     while first.__cause__ is not None:  # simpy raises another one of the same kind
         first = first.__cause__

@@ -9,6 +9,8 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
+import numpy as np
+
 from twinserve.errors import worded
 from twinserve.traces.measurement import Measurement, workload_of
 from twinserve.traces.readers import azure as read_azure
@@ -28,7 +30,7 @@ from twinserve.traces.readers.measured import (
     vllm_bench,
     vllm_log,
 )
-from twinserve.traces.readers.options import ReadOptions
+from twinserve.traces.readers.options import ReadOptions, TraceReader, own_reader
 from twinserve.traces.workload import Workload, WorkloadError
 
 MEASURED: dict[str, Callable[[bytes, str, ReadOptions], Measurement]] = {
@@ -159,9 +161,16 @@ def _by_keys(line: str) -> str | None:
 
 
 def read_bytes(
-    data: bytes, path: str, format: str | None = None, options: ReadOptions = ReadOptions()
+    data: bytes,
+    path: str,
+    format: str | type[TraceReader] | None = None,
+    options: ReadOptions = ReadOptions(),
 ) -> Workload:
-    """The workload of a file's bytes; `path` is for messages. Raises WorkloadError."""
+    """The workload of a file's bytes; `path` is for messages. format: a name, `FILE.py:Class`, or a
+    reader's class. Raises WorkloadError."""
+    own = None if format in (None, *READERS) else own_reader(format)
+    if own is not None:
+        return _own_workload(own, data, path, options)
     if format is not None and format not in READERS:
         near = get_close_matches(str(format), READERS, 1)
         hint = f"did you mean {near[0]}" if near else f"choose from {', '.join(READERS)}"
@@ -181,6 +190,26 @@ def read_bytes(
             f"{path}: histograms over time tell no single requests: twinserve compare reads them"
         )
     return READERS[name](data, path, options)
+
+
+def _own_workload(reader: TraceReader, data: bytes, path: str, options: ReadOptions) -> Workload:
+    """What a reader of another package, or of a file, makes of it."""
+    found = reader.read(data, path, options)
+    if isinstance(found, Measurement):
+        found = workload_of(found)
+    if not isinstance(found, Workload):
+        raise WorkloadError(
+            f"{path}: reader {reader.name!r} gave a {type(found).__name__}: give a Workload or a "
+            "Measurement"
+        )
+    if not len(found):
+        raise WorkloadError(f"{path}: no requests: check the file and its format")
+    arrival, said = found.arrival_s[found.stage == 0], f"{path}: reader {reader.name!r}"
+    if not np.isfinite(arrival).all() or (np.diff(arrival) < 0).any() or arrival.min() < 0:
+        raise WorkloadError(f"{said}: arrivals do not rise from 0 s on: sort the rows")
+    if min(found.prompt_tokens.min(), found.output_tokens.min()) < 1:
+        raise WorkloadError(f"{said}: requests without prompt or output tokens: leave them out")
+    return replace(found, provenance=replace(found.provenance, name=reader.name, path=path))
 
 
 def _detected(data: bytes, path: str, options: ReadOptions) -> str:
@@ -207,6 +236,9 @@ def read_measurement(
     only what was asked for."""
     data = _content(path)
     name = format or _detected(data, str(path), options)
+    own = None if name in READERS else own_reader(name)
+    if own is not None and isinstance(found := own.read(data, str(path), options), Measurement):
+        return found
     if options.benchmark is not None:
         _check_options(options, name, str(path))
     if name not in MEASURED:

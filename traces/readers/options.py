@@ -1,8 +1,15 @@
-"""What a reader may be told beyond the file's own content."""
+"""What a reader may be told beyond the file's own content; and readers of other packages, and of
+files of their own."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
+
+from twinserve.own_code import IN_FILE, Names, class_in_file
+from twinserve.traces.measurement import Measurement
+from twinserve.traces.workload import Workload
 
 DEFAULT_RATE = 1.0
 
@@ -26,3 +33,35 @@ class ReadOptions:
     seed: int = 0
     columns: str | None = None
     benchmark: int | None = None
+
+
+class TraceReader(ABC):
+    """A format of another package (entry point group `twinserve.readers`) or of a file,
+    `--format FILE.py:Class`. `name` is the format's."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def read(self, data: bytes, path: str, options: ReadOptions) -> Workload | Measurement:
+        """What a file says: requests to serve, or how requests were served.
+
+        data  the file's content
+        path  for messages
+
+        Raise WorkloadError, with path, line and what to do, for whatever is wrong with the file.
+        """
+
+
+OWN_READERS = Names("trace format", "", {}, "twinserve.readers", TraceReader)
+
+
+def own_reader(format: str | type[TraceReader]) -> TraceReader | None:
+    """The reader of another package, or `FILE.py:Class`, or of this class; None: the name is of
+    none. Raises RegistryError for a class that is no reader."""
+    if isinstance(format, type):
+        return format()
+    if format in OWN_READERS.all():
+        return OWN_READERS.find(format)()
+    if given := IN_FILE.fullmatch(format):
+        return class_in_file(OWN_READERS, given["file"], given["cls"] or "")()
+    return None

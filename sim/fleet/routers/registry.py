@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from twinserve.policies.files import WITH_OPTIONS, class_in_file
-from twinserve.policies.names import Names, parse_options, validated
+from twinserve.own_code import WITH_OPTIONS, Names, class_in_file
+from twinserve.policies.names import parse_options, validated
 from twinserve.sim.fleet.routers.base import Router
 
 ROUTERS = Names(
