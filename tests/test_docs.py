@@ -10,6 +10,7 @@ import pytest
 
 from twinserve.policies.registry import LEDGERS
 from twinserve.sim.fleet.routers.registry import ROUTERS
+from twinserve.traces.readers.options import OWN_READERS
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("policies", "sim", "backends", "profiles", "traces", "experiments", "tests")
@@ -22,7 +23,7 @@ NAMES = re.compile(r"twinserve((?:\.\w+)+)")
 IMPORTS = re.compile(r"^from (twinserve[\w.]*) import (.+)$", re.M)
 # Not of this repository: files of other people's, and of the package that a page makes.
 FOREIGN = ("backends/v3/src/", "v1/core/", "vllm/", "sarathi/", "fastserve/")
-INVENTED = {"mine.py", LEDGERS.group, ROUTERS.group}
+INVENTED = {"mine.py", LEDGERS.group, ROUTERS.group, OWN_READERS.group}
 
 
 def paths(text: str) -> list[str]:

@@ -8,7 +8,8 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from tests.parameters import mostly_nightly
-from twinserve.policies import names, registry
+from twinserve import own_code
+from twinserve.policies import registry
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.names import RegistryError
@@ -198,7 +199,7 @@ def other_packages(monkeypatch):
     module = sys.modules[__name__]
     monkeypatch.setitem(sys.modules, __name__, module)
     monkeypatch.setattr(
-        names, "entry_points", lambda group: [p for p in points if p.group == group]
+        own_code, "entry_points", lambda group: [p for p in points if p.group == group]
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from twinserve.policies import names
+from twinserve import own_code
 from twinserve.policies.base import Options
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import parse_policy
@@ -41,7 +41,7 @@ def other_packages(monkeypatch):
     """An entry point as if another package had been installed."""
     point = EntryPoint("last", f"{__name__}:Last", "twinserve.routers")
     monkeypatch.setattr(
-        names, "entry_points", lambda group: [point] if group == point.group else []
+        own_code, "entry_points", lambda group: [point] if group == point.group else []
     )
 
 
