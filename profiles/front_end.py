@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
@@ -251,6 +252,27 @@ PUBLISHED = {
     )
 }
 NONE = "none"
+
+
+def name_and_options(text: str) -> tuple[str, str | None]:
+    """`vllm:client=many` as `vllm` and `client=many`; None: no colon, or that of a path."""
+    name, colon, options = text.partition(":")
+    if name.lower().endswith(".json") or not text.lower().endswith(".json"):
+        return name, options if colon else None
+    return text, None
+
+
+def with_options(text: str, options: Mapping[str, int]) -> str | None:
+    """The same front end with these options, below those that it has. None if it takes none.
+    Raises ProfileError as `load_front_end`."""
+    name, rest = name_and_options(text)
+    front_end = load_front_end(name)
+    if front_end is None or front_end.threads is None:
+        return None
+    had = [part for part in (rest or "").split(",") if part]
+    names = {part.partition("=")[0].strip() for part in had}
+    had += [f"{key}={value}" for key, value in options.items() if key not in names]
+    return f"{name}:{','.join(had)}"
 
 
 def load_front_end(name_or_path: str | os.PathLike[str]) -> FrontEnd | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from twinserve.profiles.catalog import find_gpu, find_model
+from twinserve.profiles.front_end import with_options
 from twinserve.profiles.kv_memory.releases import (
     LATEST_NAME,
     default_budgets,
@@ -33,15 +34,18 @@ _QUANTIZED = {
     "gptq": "gptq", "gptq_marlin": "gptq", "modelopt": "fp8", "modelopt_fp4": "nvfp4",
     "mxfp4": "mxfp4",
 }  # fmt: skip
+_OF_FRONT_END = ("--api-server-count", "--stream-interval")
 _METHODS = {"eagle3": "eagle", "ngram_gpu": "ngram", "[ngram]": "ngram"}
 
 
 @dataclass(frozen=True)
 class FromVllm:
     """settings: of SimulationConfig. lines: what was taken and from where, and what was passed
-    over. warnings: what matters and is not simulated."""
+    over. warnings: what matters and is not simulated. front_end: the user's, with the options that
+    the server states; None: as the user says."""
 
     settings: dict[str, Any]
+    front_end: str | None
     lines: tuple[str, ...]
     warnings: tuple[str, ...]
     servers: tuple[Server, ...] = field(compare=False)
@@ -51,11 +55,11 @@ def from_vllm(given: str, asked: Mapping[str, Any]) -> FromVllm:
     """The settings that a server's command line or file means.
 
     given: a command line or a file (`read_servers`). asked: what the user says beside it: gpu,
-    as_model, engine_version, speculate. Raises ServeLineError, in one line, for what cannot be
-    told.
+    as_model, engine_version, speculate, front_end. Raises ServeLineError, in one line, for what is
+    not known.
     """
-    wanted = {key: asked.get(key) for key in ("gpu", "as_model", "engine_version", "speculate")}
-    return _from_vllm(given, _stamp(given), *wanted.values())
+    wanted = ("gpu", "as_model", "engine_version", "speculate", "front_end")
+    return _from_vllm(given, _stamp(given), *(asked.get(key) for key in wanted))
 
 
 _OF_PLAN = (
@@ -102,14 +106,15 @@ def _stamp(given: str) -> tuple[int, int] | None:
 @lru_cache(maxsize=64)
 def _from_vllm(
     given: str, stamp: object, gpu: str | None, model: str | None, release: str | None,
-    speculate: str | None,
+    speculate: str | None, front_end: str | None,
 ) -> FromVllm:  # fmt: skip
     servers = read_servers(given, release)
     made = [_Made(server, gpu, model, release, speculate) for server in servers]
     settings = made[0].settings() if len(made) == 1 else _fleet(made)
+    fronted = made[0].front_end(front_end) if front_end and len(made) == 1 else None
     lines = tuple(line for one in made for line in one.lines())
     warnings = dict.fromkeys(warning for one in made for warning in one.warnings())
-    return FromVllm(settings, lines, tuple(warnings), tuple(servers))
+    return FromVllm(settings, fronted, lines, tuple(warnings), tuple(servers))
 
 
 class _Made:
@@ -291,6 +296,21 @@ class _Made:
             f"{self.where}: it speculates, and a command line does not say how many drafts are "
             f"right; measure that, and give it as --speculate {text}"
         )
+
+    def front_end(self, text: str) -> str | None:
+        """The user's front end with what the line says of API servers and messages, which is then
+        simulated; None: it does not count them."""
+        server = self.server
+        count, interval = (server.given.get(name) for name in _OF_FRONT_END)
+        options = {} if interval is None else {"stream_interval": interval}
+        if count and count % server.dp == 0:  # an engine has as many as another
+            options["api_server_count"] = count // server.dp
+        found = with_options(text, options) if options else None
+        if found is not None:
+            taken = {f"--{name.replace('_', '-')}" for name in options}
+            server.warn = [name for name in server.warn if name not in taken]
+            self.notes.append(f"--front-end {found}")
+        return found
 
     def lines(self) -> list[str]:
         """The account, a line each."""

@@ -260,7 +260,10 @@ class SimulationConfig(BaseModel):
             return given
         from twinserve.sim.serve_line.settings import from_vllm  # help need not load it
 
-        return below(from_vllm(text, given).settings, given)
+        found = from_vllm(text, given)
+        if found.front_end is not None:
+            given = given | {"front_end": found.front_end}
+        return below(found.settings, given)
 
     @field_validator(
         "max_model_len", "max_num_batched_tokens", "kv_cache_memory_bytes", mode="before"

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from twinserve.policies.base import Options
 from twinserve.policies.names import parse_options, validated
-from twinserve.profiles.front_end import FrontEnd, Serving, load_front_end
+from twinserve.profiles.front_end import FrontEnd, Serving, load_front_end, name_and_options
 from twinserve.profiles.kv_memory.releases import parse_release
 from twinserve.sim.setup.config import SettingsError
 
@@ -38,13 +38,9 @@ class FrontEndOptions(Options):
 def parse_front_end(text: str) -> tuple[FrontEnd | None, Serving]:
     """Read `none`, `vllm`, `FILE.json`, or one of these with options: `vllm:client=many`. Raises
     ProfileError, RegistryError or SettingsError, one line each."""
-    name, colon, rest = text.partition(":")
-    if name.lower().endswith(".json") or not text.lower().endswith(".json"):
-        text = name
-    else:
-        colon = ""  # of a path
+    text, rest = name_and_options(text)
     front_end = load_front_end(text)
-    if not colon:
+    if rest is None:
         return front_end, Serving()
     if front_end is None or front_end.threads is None:
         raise SettingsError(

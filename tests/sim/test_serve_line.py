@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from twinserve.profiles.front_end import FrontEnd, save_front_end
 from twinserve.sim.cli.main import BAD_INPUT, main, simulate_main
 from twinserve.sim.serve_line.argv import options, read_argv
 from twinserve.sim.serve_line.read import read_servers
@@ -477,6 +478,32 @@ def test_bytes_of_kv_memory_win_over_a_share():
     assert found.settings["kv_cache_memory_bytes"] == 20 * 2**30
     assert "gpu_memory_utilization" not in found.settings
     assert "--kv-cache-memory-bytes is taken; whether weights" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "front_end", "becomes", "warned"),
+    [
+        ("--api-server-count 4", "vllm", "vllm:api_server_count=4", 0),
+        ("-dp 2 -asc 4 --stream-interval 5", "vllm:chat=yes",
+         "vllm:chat=yes,stream_interval=5,api_server_count=2", 0),
+        ("--stream-interval 5", "vllm:stream_interval=2", "vllm:stream_interval=2", 0),
+        ("-dp 2 --api-server-count 3", "vllm", "vllm", 1),
+        ("--api-server-count 4", "none", "none", 1),
+        ("--api-server-count 4", "old.json", "old.json", 1),
+    ],
+)  # fmt: skip
+def test_api_servers_and_messages_are_of_the_front_end(
+    more, front_end, becomes, warned, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    save_front_end(FrontEnd("old", 0.01, 0.0, 0.01, 0.0), "old.json")
+    config = SimulationConfig(
+        from_vllm=f"vllm serve Qwen/Qwen3-8B {more}", gpu="h100", front_end=front_end
+    )
+    assert config.front_end == becomes
+    found = from_vllm(str(config.from_vllm), vars(config))
+    assert len(found.warnings) == warned and found.front_end == (None if warned else becomes)
+    assert all("give --front-end vllm)" in line for line in found.warnings)
 
 
 def test_what_is_said_beside_a_server_wins():
