@@ -80,6 +80,54 @@ def due(requests, rows):
     return since_out, slo_out
 
 
+def residual(requests, rows, double now, double lead):
+    since_s, slo_s = due(requests, rows)
+    cdef cnp.ndarray rows_in = whole(rows)
+    cdef int64_t* row = ints(rows_in)
+    cdef int64_t* in_flight = ints(requests.in_flight)
+    cdef double* since = floats(since_s)
+    cdef double* slo = floats(slo_s)
+    cdef Py_ssize_t i
+    for i in range(size(slo_s)):
+        slo[i] = slo[i] - (now - since[i])
+        if in_flight[row[i]] <= 0:
+            slo[i] = slo[i] - lead
+    return slo_s
+
+
+def split(requests, rows, missing):
+    cdef cnp.ndarray rows_in = whole(rows), missing_in = whole(missing)
+    cdef Py_ssize_t n = size(rows_in), i, at, ones = 0
+    cdef int64_t* row = rows_of(rows_in, requests)
+    cdef int64_t* lack = ints(missing_in)
+    cdef int64_t* computed = ints(requests.computed_tokens)
+    cdef int64_t* prompt = ints(requests.prompt_tokens)
+    cdef int64_t* output = ints(requests.output_tokens)
+    cdef int64_t left
+    cdef int64_t* into[2][4]
+    cdef Py_ssize_t done[2]
+    if size(missing_in) != n:
+        raise ValueError("rows and what they miss differ in length")
+    for i in range(n):
+        left = prompt[row[i]] + output[row[i]] - computed[row[i]]
+        ones += left == 1 and output[row[i]] > 0
+    decodes = (new_ints(ones), new_ints(ones), new_ints(ones), new_ints(ones))
+    others = (new_ints(n - ones), new_ints(n - ones), new_ints(n - ones), new_ints(n - ones))
+    for i in range(4):
+        into[0][i] = ints(decodes[i])
+        into[1][i] = ints(others[i])
+    done[0] = done[1] = 0
+    for i in range(n):
+        left = prompt[row[i]] + output[row[i]] - computed[row[i]]
+        at = 0 if left == 1 and output[row[i]] > 0 else 1
+        into[at][0][done[at]] = row[i]
+        into[at][1][done[at]] = left
+        into[at][2][done[at]] = computed[row[i]]
+        into[at][3][done[at]] = lack[i]
+        done[at] += 1
+    return decodes, others
+
+
 def within(new, int64_t limit, behind):
     cdef cnp.ndarray new_in = whole(new), behind_in = whole(behind)
     cdef int64_t* tokens = ints(new_in)

@@ -43,6 +43,26 @@ def due(requests, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return since, np.fmin(slo, np.inf)
 
 
+def residual(requests, rows: np.ndarray, now: float, lead: float) -> np.ndarray:
+    """float64[n]: seconds that each row may still wait for its next token from `now` on, or from
+    `lead` seconds later for rows without a token under way."""
+    since, slo = due(requests, rows)
+    return slo - (now - since) - np.where(requests.in_flight[rows] > 0, 0.0, lead)
+
+
+def split(requests, rows: np.ndarray, missing: np.ndarray) -> tuple[tuple, tuple]:
+    """Rows that compute the one token after their last, and the others: of each kind the rows,
+    their tokens that are left to compute, those that are computed, and `missing` (int64[n])."""
+    computed, emitted = requests.computed_tokens[rows], requests.output_tokens[rows]
+    left = requests.prompt_tokens[rows] + emitted - computed
+    columns, decode = (rows, left, computed, missing), (left == 1) & (emitted > 0)
+    n = np.count_nonzero(decode)
+    if n in (0, len(rows)):
+        none = tuple(column[:0] for column in columns)
+        return (columns, none) if n else (none, columns)
+    return tuple(c[decode] for c in columns), tuple(c[~decode] for c in columns)
+
+
 def within(new: np.ndarray, limit: int, behind: np.ndarray) -> int:
     """How many of `new` (tokens), from the front, keep to `limit` together with all `behind` if the
     largest of them is left out."""

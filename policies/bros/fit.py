@@ -14,8 +14,8 @@ import numpy as np
 from twinserve.policies.base import SystemView
 from twinserve.policies.bros.fit_best_effort import NOBODY, REACH, FitBestEffort
 from twinserve.policies.bros.fit_cost import Load
-from twinserve.policies.bros.fit_step import FitStep, Rows, decodes_and_prompts
-from twinserve.policies.bros.memory import acquire, in_want, place_plain
+from twinserve.policies.bros.fit_step import NO_ROWS, FitStep, Rows, decodes_and_prompts
+from twinserve.policies.bros.memory import find, in_want, place_plain, take_from
 from twinserve.policies.bros.parts import EMPTY, Victims, least
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.estimators import Batch
@@ -73,21 +73,19 @@ class BrosFitPolicy(FitBestEffort):
         if not len(decodes):
             return decodes
         requests = step.view.requests
-        residual = self._residual(decodes.rows, requests, step.view.now)
-        if lead:
-            residual = residual - np.where(requests.in_flight[decodes.rows] > 0, 0.0, lead)
+        residual = self._until_due(decodes.rows, requests, step.view.now, lead)
         rest, limit = self._resting(step, decodes, residual, len(begun))
-        resting = decodes[rest]
+        resting = NO_ROWS
         if len(rest):
+            resting = decodes[rest]
             stay = np.ones(len(decodes), bool)
             stay[rest] = False
             decodes, residual = decodes[stay], residual[stay]
         room = min(step.seats, step.tokens)
-        batch = decodes.batch(self.limits.kv_bytes_per_token)
         if (
             len(decodes) > room
             or np.count_nonzero(decodes.missing)
-            or not step.ledger.grow_all(batch.rows, batch.context)
+            or not step.ledger.grow_all(decodes.rows, decodes.resident + 1)
         ):
             order = residual.argsort(kind="stable")
             decodes, residual = decodes[order], residual[order]
@@ -98,8 +96,7 @@ class BrosFitPolicy(FitBestEffort):
         step.grant_decodes(step.real_time, decodes)
         if len(decodes):
             alone = self.cost.seconds(step.load)
-            bound = self._bound(alone, residual, requests.slo_tpot_s[decodes.rows])
-            step.bound = min(bound, limit)
+            step.bound = min(self._bound(alone, residual, decodes.rows, requests), limit)
         return resting
 
     def _resting(
@@ -132,9 +129,9 @@ class BrosFitPolicy(FitBestEffort):
         batch = decodes.batch(self.limits.kv_bytes_per_token)
         urgency = np.concatenate([decodes.rows, begun.rows])
         done, others = place_plain(step, batch)
-        tpot = step.view.requests.slo_tpot_s[decodes.rows]
+        alone, swapped = self._seconds(decodes.resident), 0
         # A late request that waits on the host for time would only get later.
-        allowed, swapped = self._bound(self._seconds(decodes.resident), residual, tpot), 0
+        allowed = self._bound(alone, residual, decodes.rows, step.view.requests)
         for i, take in in_want(step, batch, done, others):
             row, back = int(batch.rows[i]), int(batch.swapped[i])
             if back and done.any() and self._swap_seconds(swapped + back) > allowed:
@@ -150,42 +147,57 @@ class BrosFitPolicy(FitBestEffort):
         load.add_decodes(resident)
         return self.cost.seconds(load)
 
-    def _bound(self, alone: float, residual: np.ndarray, tpot: np.ndarray) -> float:
+    def _bound(
+        self, alone: float, residual: np.ndarray, rows: np.ndarray, requests: RequestTable
+    ) -> float:
         """Estimated seconds that an iteration of decodes may take, which takes `alone` seconds
         without prompts: the least residual time of the decodes that can be in time, or the least
         TPOT objective if none can."""
         allowed = self._allowed(residual)
-        savable = allowed >= alone
-        if np.count_nonzero(savable):
-            return float(allowed[savable].min())
-        return float(self._allowed(least(tpot)))
+        savable = allowed[allowed >= alone]
+        if len(savable):
+            return min(savable.tolist())
+        return float(self._allowed(least(requests.slo_tpot_s[rows])))
 
     # -- real-time prompts -------------------------------------------------------------------------
     def _prompts(self, step: FitStep, begun: Rows, lead: float) -> tuple[Rows, np.ndarray]:
         """Real-time prompts in the order in which they are computed, and their residual times
         (float64[n], as estimates); they limit the bound."""
         requests = step.view.requests
+        prompts = self._with_waiting(step, begun, lead) if len(self.rt_waiting) else begun
+        if not len(prompts):
+            return prompts, np.zeros(0)
+        residual = self._until_due(prompts.rows, requests, step.view.now)
+        residual = self._allowed(residual - lead)
+        own = self.cost.own(prompts.left, prompts.resident)
+        kept = residual >= own + self.cost.seconds(step.load)
+        savable = residual[kept]
+        if len(savable):
+            step.bound = min(step.bound, *savable.tolist())
+        if len(prompts) == 1:
+            return prompts, residual
+        order = self._in_order(prompts.rows, residual, kept, requests)
+        return prompts[order], residual[order]
+
+    def _with_waiting(self, step: FitStep, begun: Rows, lead: float) -> Rows:
+        """Real-time prompts that have been begun, then those that wait."""
+        requests = step.view.requests
         if self.options.fit_order == "savable":
             waiting = self.rt_waiting.open_first(step.view.now + lead, REACH)
         else:
             waiting = self.rt_waiting.first(REACH)
-        if not len(waiting) and not len(begun):
-            return begun, np.zeros(0)
-        rows, resident = np.concatenate([begun.rows, waiting]), np.zeros(len(waiting), np.int64)
-        if step.ledger.prefix_caching and len(waiting):
+        none = resident = np.zeros(len(waiting), np.int64)
+        if step.ledger.prefix_caching:
             resident = np.array([self._expected_hit(step, row) for row in waiting.tolist()])
         left = requests.prompt_tokens[waiting] + requests.output_tokens[waiting] - resident
-        none = np.zeros(len(waiting), np.int64)
-        columns = ((begun.left, left), (begun.resident, resident), (begun.missing, none))
-        prompts = Rows(rows, *(np.concatenate(pair) for pair in columns))
-        residual = self._allowed(self._residual(rows, requests, step.view.now) - lead)
-        own = self.cost.own(prompts.left, prompts.resident)
-        alone = self.cost.seconds(step.load)
-        kept = residual >= own + alone
-        if np.count_nonzero(kept):
-            step.bound = min(step.bound, float(residual[kept].min()))
-        order = self._in_order(rows, residual, kept, requests)
-        return prompts[order], residual[order]
+        if not len(begun):
+            return Rows(waiting, left, resident, none)
+        return Rows(
+            np.concatenate((begun.rows, waiting)),
+            np.concatenate((begun.left, left)),
+            np.concatenate((begun.resident, resident)),
+            np.concatenate((begun.missing, none)),
+        )
 
     def _in_order(
         self, rows: np.ndarray, residual: np.ndarray, kept: np.ndarray, requests: RequestTable
@@ -205,17 +217,18 @@ class BrosFitPolicy(FitBestEffort):
         self, step: FitStep, prompts: Rows, residual: np.ndarray, begun: Rows, aged: int | None
     ) -> bool:
         """Each as far as the time left allows. Returns whether the bound ended it."""
+        if not len(prompts):
+            return False
         load, closed = step.load, aged is not None and self._keeps_others_out(step, aged)
-        done, cut = 0, False
+        done, cut, state = 0, False, step.view.requests.state
         broken = self.cost.seconds(load) > step.bound
-        for i, (row, left, resident) in enumerate(
-            zip(
-                prompts.rows.tolist(), prompts.left.tolist(), prompts.resident.tolist(), strict=True
-            )
+        columns = (prompts.rows, prompts.left, prompts.resident, prompts.missing, residual)
+        for row, left, resident, missing, until_due in zip(
+            *(column.tolist() for column in columns), strict=True
         ):
             if row in step.dropped:
                 continue
-            new_here = step.view.requests.state[row] != _RUNNING and not prompts.missing[i]
+            new_here = not missing and state[row] != _RUNNING
             if new_here and closed:
                 continue
             if new_here and step.ledger.prefix_caching:
@@ -233,21 +246,28 @@ class BrosFitPolicy(FitBestEffort):
                 continue
             step.grant_chunk(step.real_time, row, new, resident)
             done += 1
-            if new == left and residual[i] < step.bound:
-                step.bound = max(float(residual[i]), self.cost.seconds(load))
+            if new == left and until_due < step.bound:
+                step.bound = max(until_due, self.cost.seconds(load))
         return cut
 
     def _place_prompt(
         self, step: FitStep, row: int, new: int, resident: int, left: int, fresh: bool, begun: Rows
     ) -> bool:
+        if not fresh:
+            if find(step, row, resident + new):
+                return True
+            return take_from(step, row, resident + new, self._may_drop(step))
+        if not self._has_room(step, row, resident + left, begun):
+            return False
+        return step.admit(row, new, resident, self._may_drop(step))
+
+    def _may_drop(self, step: FitStep) -> np.ndarray:
+        """int64[n]: best-effort requests that got nothing in this step, the last to arrive
+        first."""
         victims = self.be_pending.rows[::-1]
         if step.granted:
             victims = victims[[v not in step.granted for v in victims.tolist()]]
-        if not fresh:
-            return acquire(step, row, resident + new, victims)
-        if not self._has_room(step, row, resident + left, begun):
-            return False
-        return step.admit(row, new, resident, victims)
+        return victims
 
     def _has_room(self, step: FitStep, row: int, known: int, begun: Rows) -> bool:
         """Whether a real-time prompt can be finished beside those that have been begun: memory of
@@ -264,18 +284,20 @@ class BrosFitPolicy(FitBestEffort):
             self._place_anyone(step)
         plan, parts = step.plan, step.real_time + step.best_effort
         seconds = self.cost.seconds(step.load) if step.load.chunks else 0.0
-        if parts:
-            rows = np.concatenate([rows for rows, _ in parts]) if len(parts) > 1 else parts[0][0]
-            new = np.concatenate([new for _, new in parts]) if len(parts) > 1 else parts[0][1]
-            context = step.view.requests.computed_tokens[rows] + new
-            prefill = np.zeros(len(rows), bool)
-            prefill[:] = bool(step.load.chunks)
-            real_time = sum(len(rows) for rows, _ in step.real_time)
-            self._finish(step, Batch(rows, prefill, new, context, new), real_time)
+        if not parts:
+            self._fill(step, EMPTY.rows, EMPTY.new)
+        else:
+            rows, new = parts[0]
+            if len(parts) > 1:
+                rows = np.concatenate([rows for rows, _ in parts])
+                new = np.concatenate([new for _, new in parts])
+            if self._fill(step, rows, new) and not step.load.chunks:
+                context = step.view.requests.computed_tokens[rows] + new
+                real_time = sum(len(rows) for rows, _ in step.real_time)
+                prefill = np.zeros(len(rows), bool)
+                self._stands(step, Batch(rows, prefill, new, context, new), real_time)
             if seconds and not plan.moves:
                 self.feedback.planned(step.view.now, lead > 0.0, seconds)
-        else:
-            self._finish(step, EMPTY, 0)
         self._last = (plan.rows, seconds) if len(plan.rows) else None
         self._adapt(cut)
         return plan

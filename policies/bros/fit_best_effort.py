@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from twinserve.native.chosen import batch as kernels
 from twinserve.policies.base import Traits
 from twinserve.policies.bros.fit_cost import Load, cost_of, fit_estimator
 from twinserve.policies.bros.fit_options import BrosFitOptions
@@ -61,6 +62,15 @@ class FitBestEffort(BrosPolicy):
         self.feedback.happened(outcome)
 
     # -- estimates ---------------------------------------------------------------------------------
+    def _until_due(
+        self, rows: np.ndarray, requests: RequestTable, now: float, lead: float = 0.0
+    ) -> np.ndarray:
+        """`_residual`, less `lead` seconds for rows without a token under way."""
+        if self.options.group_size == 1:
+            return kernels.residual(requests, rows, now, lead)
+        late = np.where(requests.in_flight[rows] > 0, 0.0, lead)
+        return self._residual(rows, requests, now) - late
+
     def _allowed(self, seconds):
         """Of an iteration that should take at most so many seconds, the estimate."""
         return seconds * ((1.0 - self.options.fit_margin) / self.feedback.factor)
@@ -96,6 +106,8 @@ class FitBestEffort(BrosPolicy):
 
     def _serve_left_out(self, step: FitStep, to: list, decodes: Rows) -> None:
         """Grant idle seats to decodes that hold their KV, in order, while the bound has time."""
+        if not len(decodes):
+            return
         decodes = decodes[self._holding(step, decodes)]
         if len(decodes):
             fits = self.cost.decodes(step.load, decodes.resident, step.bound)
@@ -154,9 +166,9 @@ class FitBestEffort(BrosPolicy):
 
     # -- best-effort prompts -----------------------------------------------------------------------
     def _serve_best_effort_prompts(self, step: FitStep, begun: Rows, begun_rt: Rows) -> None:
-        waiting = self.be_waiting.first(REACH)
-        if not len(waiting) and not len(begun):
+        if not len(self.be_waiting) and not len(begun):
             return
+        waiting = self.be_waiting.first(REACH)
         bound = min(step.bound, self._longest_step())
         if len(begun) and np.count_nonzero(begun.missing):
             begun = begun[begun.missing.argsort(kind="stable")]
@@ -192,10 +204,10 @@ class FitBestEffort(BrosPolicy):
     # -- best-effort requests that have waited long ------------------------------------------------
     def _aged(self, step: FitStep, theirs: Rows, begun: Rows) -> int | None:
         """The best-effort request that has waited longest for a token, if for too long."""
+        if not len(self.be_pending) and not len(self.be_waiting):
+            return None
         requests = step.view.requests
         rows = np.concatenate([theirs.rows, begun.rows, self.be_waiting.first(1)])
-        if not len(rows):
-            return None
         since = self._waits_since(rows, requests)
         first = int(since.argmin())
         if step.view.now - since[first] <= self.options.fit_age_s:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twinserve.native.chosen import batch as kernels
 from twinserve.policies.base import SystemView
 from twinserve.policies.bros.fit_cost import Load, StepCost
 from twinserve.policies.bros.memory import acquire
@@ -51,18 +52,18 @@ class Rows:
         return Batch(self.rows, prefill, new, self.resident + 1, swapped)
 
 
+_NONE = np.zeros(0, np.int64)
+NO_ROWS = Rows(_NONE, _NONE, _NONE, _NONE)
+
+
 def decodes_and_prompts(
     rows: np.ndarray, requests: RequestTable, ledger: KvLedger
 ) -> tuple[Rows, Rows]:
     """Those that compute the one token after their last, and the others."""
-    computed, emitted = requests.computed_tokens[rows], requests.output_tokens[rows]
-    left = requests.prompt_tokens[rows] + emitted - computed
-    everyone = Rows(rows, left, computed, ledger.missing_tokens(rows))
-    decode = (left == 1) & (emitted > 0)
-    n = np.count_nonzero(decode)
-    if n == len(rows):
-        return everyone, everyone[:0]
-    return (everyone[decode], everyone[~decode]) if n else (everyone[:0], everyone)
+    if not len(rows):
+        return NO_ROWS, NO_ROWS
+    decodes, prompts = kernels.split(requests, rows, ledger.missing_tokens(rows))
+    return Rows(*decodes), Rows(*prompts)
 
 
 class FitStep(PlanInProgress):
@@ -94,7 +95,7 @@ class FitStep(PlanInProgress):
         """They have their memory. to: `real_time` or `best_effort`."""
         if not len(found):
             return
-        to.append((found.rows, np.ones(len(found), np.int64)))
+        to.append((found.rows, found.left))  # one token each
         self.load.add_decodes(found.resident)
         self.seats -= len(found)
         self.tokens -= len(found)

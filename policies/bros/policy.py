@@ -130,8 +130,14 @@ class BrosPolicy(BrosPlacing):
     # -- the answer --------------------------------------------------------------------------------
     def _finish(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:
         """The plan of `batch`, whose first `real_time` rows are real-time."""
+        if self._fill(step, batch.rows, batch.new) and not batch.is_prefill.any():
+            self._stands(step, batch, real_time)
+
+    def _fill(self, step: PlanInProgress, rows: np.ndarray, tokens: np.ndarray) -> bool:
+        """The plan of these rows; the queues follow what it admits and drops. Returns whether it is
+        of all rows with memory and changes nothing else."""
         plan, requests = step.plan, step.view.requests
-        plan.rows, plan.tokens = batch.rows, batch.new
+        plan.rows, plan.tokens = rows, tokens
         plan.moves = step.ledger.take_moves()
         for row, _ in plan.admitted:
             if requests.service_class[row] == _REAL_TIME:
@@ -143,10 +149,9 @@ class BrosPolicy(BrosPlacing):
         for row, kind in plan.preempted:
             if kind is Preemption.RECOMPUTE:
                 self._wait_again(row, requests)
-        everyone = len(self.rt_pending) + len(self.be_pending)
-        changed = plan.admitted or plan.preempted or plan.moves or len(self.be_waiting)
-        if not changed and len(batch) == everyone and len(batch) and not batch.is_prefill.any():
-            self._stands(step, batch, real_time)
+        if plan.admitted or plan.preempted or plan.moves or len(self.be_waiting):
+            return False
+        return len(rows) == len(self.rt_pending) + len(self.be_pending) and len(rows) > 0
 
     def _wait_again(self, row: int, requests: RequestTable) -> None:
         if requests.service_class[row] == _REAL_TIME:

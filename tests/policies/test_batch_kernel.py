@@ -26,6 +26,7 @@ def test_each_function_does_as_its_twin(seed):
             slo_ttft_s=rng.choice([np.nan, 0.5]),
             slo_tpot_s=rng.choice([np.nan, 0.05, 0.1]),
             last_token_s=rng.random() if output else np.nan,
+            in_flight=int(output and rng.integers(0, 2)),
         )
 
     def same(name: str, *given):
@@ -38,6 +39,8 @@ def test_each_function_does_as_its_twin(seed):
         if rng.random() < 0.3:
             rows = rows[::-1]  # a view with a stride of its own
         same("due", table, rows)
+        same("residual", table, rows, rng.random(), rng.choice([0.0, 0.1]))
+        same("split", table, rows, rng.integers(0, 3, len(rows)))
         prefill, new, context = same("next_tokens", table, rows, int(rng.integers(0, 5)))
         same("growth", rng.integers(0, 30, len(rows)), int(rng.integers(1, 40)), 8)
         swapped = rng.integers(0, 3, len(rows)) * 1000
