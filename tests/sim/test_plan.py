@@ -268,7 +268,7 @@ def test_a_plan_for_two_traces_holds_on_both(trace, tmp_path):
         ({"lead_s": -1.0}, SettingsError, "--lead -1"),
         ({"draws": 0}, SettingsError, "--seeds 0"),
         ({"most_gpus": 0}, SettingsError, "--most-gpus 0"),
-        ({"traces": ("sharegpt",)}, SettingsError, "is generated"),
+        ({"rate": 5.0}, SettingsError, "--rate is for generated traces"),
         ({"traces": ("nowhere.csv",)}, WorkloadError, "nowhere.csv"),
         ({"model": "llama-3.1-70b"}, SettingsError, "no candidate holds llama-3.1-70b"),
         ({"policies": ("nobody",)}, ValueError, "nobody"),
