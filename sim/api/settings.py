@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from twinserve.policies.names import hint
-from twinserve.sim.results.metrics_goodput import parse_goodput
+from twinserve.sim.results.metrics_objectives import parse_goodput
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import EstimatorName, SettingsError, SimulationConfig, StepTimesName
 from twinserve.sim.setup.measured import metrics_options

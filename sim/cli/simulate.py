@@ -113,7 +113,7 @@ def simulate(
     from twinserve.sim.results.bench_json import write_bench
     from twinserve.sim.results.export import check_export, export_requests
     from twinserve.sim.results.files import check_target, dump_json, write_run
-    from twinserve.sim.results.metrics_goodput import parse_goodput
+    from twinserve.sim.results.metrics_objectives import parse_goodput
     from twinserve.sim.setup.beside import add_beside, check_beside
     from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars, said_of_bars
     from twinserve.sim.setup.inputs import resolve

@@ -121,7 +121,7 @@ def sweep(
     quiet: bool
         No progress.
     """
-    from twinserve.sim.results.metrics_goodput import parse_goodput
+    from twinserve.sim.results.metrics_objectives import parse_goodput
     from twinserve.sim.setup.measured import metrics_options
     from twinserve.sim.sweep.baseline import check_baseline, read_baseline
     from twinserve.sim.sweep.draw import check_x, parse_plot

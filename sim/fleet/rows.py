@@ -16,7 +16,7 @@ from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.fleet.request import Placement, Request
 from twinserve.sim.results.columns import Columns, joined
 from twinserve.sim.results.files import RunRows
-from twinserve.sim.results.metrics_warmup import warmup_end_s
+from twinserve.sim.results.metrics_requests import warmup_end_s
 from twinserve.sim.results.options import Warmup
 from twinserve.sim.results.recorder import request_columns
 from twinserve.sim.results.schemas import (

@@ -298,7 +298,7 @@ def _offline(r: RequestColumns, begin_s: float, end_s: float) -> float:
 
 
 def _kept(r: RequestColumns, judged: np.ndarray, objective: Objective) -> Kept:
-    """As `metrics_attainment.judge` has it, of the judged requests."""
+    """As `metrics_objectives.judge` has it, of the judged requests."""
     everyone = np.full(len(r.e2el), objective.bound_s)
     bound = {"ttft": r.slo_ttft, "tpot": r.slo_tpot}.get(objective.metric, everyone)
     latency = {"ttft": r.ttft, "tpot": r.tpot, "e2el": r.e2el}[objective.metric]

@@ -16,7 +16,7 @@ from twinserve.sim.report.chart import thinned_steps
 from twinserve.sim.report.metric_names import CLASS_NAMES
 from twinserve.sim.results.files import POOL_GROUP, RunResult
 from twinserve.sim.results.metrics import job_completion
-from twinserve.sim.results.metrics_attainment import due_and_met
+from twinserve.sim.results.metrics_objectives import due_and_met
 from twinserve.sim.results.metrics_requests import RequestColumns, latencies
 from twinserve.sim.results.parts import by_parts, ratio
 

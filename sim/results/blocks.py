@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from twinserve.sim.results.metrics_attainment import due_and_met
+from twinserve.sim.results.metrics_objectives import due_and_met
 from twinserve.sim.results.metrics_requests import RequestColumns
 
 DRAWS = 1000

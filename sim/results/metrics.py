@@ -14,18 +14,13 @@ import numpy as np
 from twinserve.sim.results.columns import Columns, known
 from twinserve.sim.results.drafts import describe_drafts
 from twinserve.sim.results.files import POOL_GROUP, RunRows, plain
-from twinserve.sim.results.metrics_apart import describe_apart
-from twinserve.sim.results.metrics_attainment import (
-    all_met,
-    describe_attainment,
-    e2el_bound,
-    judge,
-    mean,
-)
 from twinserve.sim.results.metrics_engine import describe_kv, describe_scheduler
-from twinserve.sim.results.metrics_failures import describe_failures
-from twinserve.sim.results.metrics_fleet import describe_fleet
-from twinserve.sim.results.metrics_goodput import GoodputError, is_good, parse_goodput
+from twinserve.sim.results.metrics_fleet import (
+    describe_apart,
+    describe_failures,
+    describe_fleet,
+    describe_scaling,
+)
 from twinserve.sim.results.metrics_jobs import (
     describe_jobs,
     describe_pool,
@@ -33,16 +28,28 @@ from twinserve.sim.results.metrics_jobs import (
     job_completion,
     summarise_fair_ratio,
 )
-from twinserve.sim.results.metrics_requests import RequestColumns, latencies
-from twinserve.sim.results.metrics_scaling import describe_scaling
-from twinserve.sim.results.metrics_stats import (
+from twinserve.sim.results.metrics_objectives import (
+    GoodputError,
+    all_met,
+    describe_attainment,
+    e2el_bound,
+    is_good,
+    judge,
+    mean,
+    parse_goodput,
+)
+from twinserve.sim.results.metrics_requests import (
     MS,
+    RequestColumns,
+    after_warmup,
     counted_order,
     describe_counted_ms,
     describe_ms,
+    latencies,
+    warmup_end_s,
+    whole_groups,
     with_always,
 )
-from twinserve.sim.results.metrics_warmup import after_warmup, warmup_end_s, whole_groups
 from twinserve.sim.results.metrics_windows import describe_windows
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.saturation import saturation

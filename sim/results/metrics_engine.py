@@ -6,7 +6,7 @@ import numpy as np
 
 from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.files import RunRows
-from twinserve.sim.results.metrics_stats import sum_of_products
+from twinserve.sim.results.metrics_requests import sum_of_products
 from twinserve.sim.results.schemas import HOST_TOKENS
 from twinserve.sim.results.steps import Steps
 

@@ -1,16 +1,20 @@
-"""Metrics of the parts of a fleet: of each replica, and of each pool of a fleet file."""
+"""Metrics of fleets: of replicas and of the pools of a fleet file, of prefill apart from decode, of
+failures, and of autoscaling."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_engine import busy_seconds
-from twinserve.sim.results.metrics_requests import RequestColumns
+from twinserve.sim.results.metrics_requests import MS, RequestColumns
+from twinserve.sim.results.schemas import FRONT_END_PART, TTFT_PARTS
 
-_MS = 1000.0
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def describe_fleet(rows: RunRows, requests: RequestColumns, duration_s: float) -> dict:
@@ -81,9 +85,9 @@ class _Parts:
             "completed": int(done.sum()),
             "output_tokens": int(r.output.sum()),
             "prefix_hit_rate": self.hits[mine].sum() / prompt if prompt else None,
-            "mean_ttft_ms": ttft.mean() * _MS if len(ttft) else None,
-            "p99_ttft_ms": np.percentile(ttft, 99) * _MS if len(ttft) else None,
-            "mean_tpot_ms": tpot.mean() * _MS if len(tpot) else None,
+            "mean_ttft_ms": ttft.mean() * MS if len(ttft) else None,
+            "p99_ttft_ms": np.percentile(ttft, 99) * MS if len(ttft) else None,
+            "mean_tpot_ms": tpot.mean() * MS if len(tpot) else None,
             "steps": sum(s.stop - s.start for s in steps),
             "busy": busy / together if together > 0 else None,
             "peak_use": max(peaks) if peaks else None,
@@ -94,3 +98,116 @@ def _slices(replica: np.ndarray, indices: np.ndarray) -> list[slice]:
     """Where each replica's rows stand in an ascending column."""
     ends = np.searchsorted(replica, [*indices, len(indices)]).tolist()
     return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def describe_apart(rows: RunRows) -> dict:
+    """`ttft_parts` and `hand_over` of summary.json; nothing for other fleets. Parts: of requests
+    that completed, as the TTFT of the summary."""
+    if f"{TTFT_PARTS[0]}_s" not in rows.request_columns:
+        return {}
+    requests, stays = rows.requests, rows.placements
+    if stays is None:
+        return {}
+    done = requests[requests["finished"]]
+    named = (FRONT_END_PART, *TTFT_PARTS) if f"{FRONT_END_PART}_s" in done else TTFT_PARTS
+    parts = {part: _in_ms(done[f"{part}_s"].to_numpy(np.float64)) for part in named}
+    return {"ttft_parts": parts, "hand_over": _counted(requests, stays)}
+
+
+def _in_ms(seconds: np.ndarray) -> dict:
+    if not len(seconds):
+        return {"mean_ms": None, "p50_ms": None, "p99_ms": None}
+    p50, p99 = np.percentile(seconds, [50, 99]) * MS
+    return {"mean_ms": seconds.mean() * MS, "p50_ms": p50, "p99_ms": p99}
+
+
+def _counted(requests: pd.DataFrame, stays: pd.DataFrame) -> dict:
+    """Of the stays of these requests, a warm-up's left out."""
+    stays = stays[stays["request_id"].isin(set(requests["request_id"]))]
+    decodes = stays["role"] == "decode"
+    began, ended = stays["load_begin_s"], stays["load_end_s"]
+    loads = began.notna()
+    landed = loads & ended.notna() & ~stays["load_failed"]
+    seconds = (ended - began)[landed].to_numpy(np.float64)
+    return {
+        "prefilled_apart": int((stays["outcome"] == "handed_over").sum()),
+        "prefilled_locally": int((decodes & (stays["placement"] == 0)).sum()),
+        "loads": int(loads.sum()),
+        "loaded_tokens": int(stays.loc[landed, "load_tokens"].sum()),
+        "failed_loads": int((loads & ended.notna() & stays["load_failed"]).sum()),
+        "expired_leases": int(stays["lease_expired"].sum()),
+        "load": _in_ms(seconds),
+    }
+
+
+_SUMMED = ("requests", "failed", "retried", "migrated", "left", "lost_kv_tokens")
+
+
+def describe_failures(rows: RunRows) -> dict:
+    """`failures` of summary.json, where anything was to fail. Counts of what was hit are sums over
+    failures: a request that lost two replicas counts twice. late: requests, each once."""
+    table = rows.failures
+    if table is None:
+        return {}
+    took = (table["recovered_s"] - table["at_s"]).to_numpy(np.float64)
+    known = took[~np.isnan(took)]
+    found = {
+        "crashes": int((table["kind"] == "crash").sum()),
+        "others": int((table["kind"] != "crash").sum()),
+        **{name: int(table[name].sum()) for name in _SUMMED},
+        "late": _late(rows),
+        "discarded_output_tokens": _discarded(rows),
+        "mean_recovery_s": float(known.mean()) if len(known) else None,
+        "max_recovery_s": float(known.max()) if len(known) else None,
+        "not_recovered": len(took) - len(known),
+    }
+    return {"failures": found}
+
+
+def _discarded(rows: RunRows) -> int:
+    """Of requests that began anew; so did requests moved from drained replicas."""
+    requests = rows.request_columns
+    return int(requests["discarded_tokens"].sum()) if "discarded_tokens" in requests else 0
+
+
+def _late(rows: RunRows) -> int:
+    """Requests that lost a replica, completed all the same, and missed an objective."""
+    requests = rows.request_columns
+    if "failures" not in requests:
+        return 0
+    r = RequestColumns.of(requests)
+    hit = requests["failures"] > 0
+    missed = (r.ttft > r.slo_ttft) | (r.tpot > r.slo_tpot)
+    return int((hit & r.finished & missed).sum())
+
+
+GPUS = "gpus"  # column of REPLICAS in runs with an autoscaler
+
+
+def describe_scaling(rows: RunRows) -> dict:
+    """`autoscaling` of summary.json, in runs with an autoscaler. A replica takes its GPUs from when
+    it starts up until it is down, or the last request has ended."""
+    lives, ended = rows.replica_columns, rows.request_columns["ended_s"]
+    if lives is None or GPUS not in lives or not len(ended):
+        return {}
+    end_s = float(np.fmax.reduce(ended))
+    begin, down, drains, gpus = (
+        lives[name].astype(np.float64) for name in ("warming_s", "down_s", "draining_s", GPUS)
+    )
+    until = np.fmin(down, end_s)
+    taken = np.maximum(until - begin, 0.0)
+    came, went = begin[(begin > 0) & (begin < end_s)], drains[drains < end_s]
+    times = np.concatenate([came, went])
+    ways = np.repeat([1, -1], [len(came), len(went)])[np.argsort(times, kind="stable")]
+    changes = np.concatenate([until, begin])  # a place is taken when it is free
+    counts = np.cumsum(np.repeat([-1, 1], len(begin))[np.argsort(changes, kind="stable")])
+    return {
+        "autoscaling": {
+            "gpu_hours": float((taken * gpus).sum()) / 3600,
+            "mean_replicas": float(taken.sum()) / end_s if end_s > 0 else None,
+            "most_replicas": int(counts.max()),
+            "started": len(came),
+            "drained": len(went),
+            "turns": int((ways[1:] != ways[:-1]).sum()),
+        }
+    }

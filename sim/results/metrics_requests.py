@@ -1,15 +1,20 @@
-"""The columns of requests that metrics are made of, and the latencies of each."""
+"""The columns of requests that metrics are made of, latencies with their distributions as in
+`vllm bench serve`, and the start of a run that a warm-up leaves out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twinserve.sim.results.columns import Columns
+from twinserve.sim.results.files import POOL_GROUP, ResultsError, RunRows
+from twinserve.sim.results.options import Warmup, percentile_name
 from twinserve.sim.results.schemas import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES
 from twinserve.sim.results.versions import with_ends
+from twinserve.traces.workload import WorkloadError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,3 +111,133 @@ class RequestColumns:
         lost = {name: who[rows] for name, who in columns.pop("lost").items()}
         taken = {name: None if c is None else c[rows] for name, c in columns.items()}
         return RequestColumns(lost=lost, **taken)
+
+
+PERCENTILES = (50, 90, 95, 99)
+MS = 1000.0  # milliseconds a second
+
+
+def with_always(percentiles: Sequence[float]) -> tuple[float, ...]:
+    """PERCENTILES, then those of `percentiles` that are not among them."""
+    return (*PERCENTILES, *(q for q in percentiles if q not in PERCENTILES))
+
+
+def describe_ms(
+    name: str, seconds: np.ndarray, percentiles: Sequence[float] = PERCENTILES
+) -> dict[str, float | None]:
+    """{mean,median,std,p50,p90,p95,p99}_{name}_ms of `seconds` (float64[n]); None where n is 0.
+
+    The standard deviation is the population's, as numpy's default and vLLM's.
+    """
+    if len(seconds) == 0:
+        return _named(name, percentiles, None, None, None, [None] * len(percentiles))
+    return _named(
+        name,
+        percentiles,
+        np.mean(seconds) * MS,
+        np.median(seconds) * MS,
+        np.std(seconds) * MS,
+        np.percentile(seconds, percentiles) * MS,
+    )
+
+
+def describe_counted_ms(
+    name: str, seconds: np.ndarray, counts: np.ndarray, percentiles: Sequence[float] = PERCENTILES
+) -> dict[str, float | None]:
+    """`describe_ms` of a list with counts[i] >= 1 times seconds[i]; `seconds` ascending."""
+    total = counts.sum()
+    if total == 0:
+        return describe_ms(name, seconds[:0], percentiles)
+    mean = sum_of_products(seconds, counts) / total
+    std = np.sqrt(sum_of_products(np.square(seconds - mean), counts) / total)
+    cumulated = np.cumsum(counts)
+    middle = _order_statistic(seconds, cumulated, np.array([(total - 1) // 2, total // 2]))
+    found = _percentiles(seconds, cumulated, percentiles) * MS
+    return _named(name, percentiles, mean * MS, np.mean(middle) * MS, std * MS, found)
+
+
+def sum_of_products(values: np.ndarray, weights: np.ndarray) -> float:
+    """Sum of values[i] * weights[i]; not np.dot, whose last bits depend on the processor and on the
+    number of threads that its BLAS finds."""
+    return float(np.sum(values * weights))
+
+
+def counted_order(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """int64[m]: what sorts `values` ascending, count 0 left out. ValueError: a negative count."""
+    if len(counts) and counts.min() < 0:
+        raise ValueError("a count below zero")
+    order = np.argsort(values, kind="stable")
+    return order[counts[order] > 0]
+
+
+def _percentiles(
+    values: np.ndarray, cumulated: np.ndarray, percentiles: Sequence[float]
+) -> np.ndarray:
+    """numpy's linearly interpolated percentiles of the expanded list, without that list: the same
+    virtual index, the same two-sided interpolation, so bit for bit the same."""
+    last = cumulated[-1] - 1
+    position = last * np.true_divide(percentiles, 100.0)
+    lower = np.floor(position).astype(np.int64)
+    share = position - lower
+    a = _order_statistic(values, cumulated, lower)
+    b = _order_statistic(values, cumulated, np.minimum(lower + 1, last))
+    # Interpolate from the nearer end, as numpy does: the rounding then agrees in the last bit.
+    step = b - a
+    return np.where(share >= 0.5, b - step * (1 - share), a + step * share)
+
+
+def _order_statistic(values: np.ndarray, cumulated: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """values[ranks] of the expanded list, ranks from 0."""
+    return values[np.searchsorted(cumulated, ranks, side="right")]
+
+
+def _named(
+    name: str, percentiles: Sequence[float], mean, median, std, values
+) -> dict[str, float | None]:
+    stats = {"mean": mean, "median": median, "std": std}
+    stats |= {percentile_name(q): v for q, v in zip(percentiles, values, strict=True)}
+    return {
+        f"{stat}_{name}_ms": None if value is None else float(value)
+        for stat, value in stats.items()
+    }
+
+
+def warmup_end_s(warmup: Warmup, requests: Columns) -> float:
+    """Seconds on the clock of the run. Raises WorkloadError where no request is left after it.
+
+    Of N requests: when request N + 1 arrives, in order of arrival. Those of the best-effort pool
+    are not counted: a batch of them comes at once, when the one before it ends.
+    """
+    arrival = requests["arrival_s"]
+    if warmup.seconds is not None:
+        end = np.min(arrival, initial=np.inf) + warmup.seconds
+        if not (arrival >= end).any():
+            span = np.max(arrival, initial=-np.inf) - np.min(arrival, initial=np.inf)
+            raise WorkloadError(warmup.too_long(f"requests arrive for {max(span, 0):,.4g} s"))
+        return float(end)
+    listed = np.sort(arrival[requests["group"] != POOL_GROUP])
+    if len(listed) <= warmup.requests:
+        raise WorkloadError(warmup.too_long(f"there are {len(listed):,} requests"))
+    return float(listed[warmup.requests])
+
+
+def after_warmup(rows: RunRows, end_s: float) -> RunRows:
+    """Requests that arrived at `end_s` (seconds) or later, steps that began then, and the gaps of
+    their tokens. Raises ResultsError where gaps were not kept apart in the run."""
+    if "warmup" not in rows.gaps:
+        raise ResultsError(
+            "--warmup: the gaps of this run are pooled from its start on; run it again with that "
+            "warm-up"
+        )
+    return replace(
+        rows,
+        requests=rows.request_columns.take(rows.request_columns["arrival_s"] >= end_s),
+        steps=rows.steps[rows.steps["start_s"] >= end_s],
+        gaps=rows.gaps[~rows.gaps["warmup"].to_numpy(bool)],
+    )
+
+
+def whole_groups(requests: pd.DataFrame, since_s: float) -> np.ndarray:
+    """bool[n]: not of an application or session that began before `since_s`."""
+    first = requests.groupby("group")["arrival_s"].transform("min")  # NaN: of no group
+    return ~(first < since_s).to_numpy()

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinserve.sim.results.columns import Columns
-from twinserve.sim.results.metrics_attainment import describe_attainment, e2el_bound
-from twinserve.sim.results.metrics_requests import RequestColumns
-from twinserve.sim.results.metrics_stats import describe_ms, with_always
+from twinserve.sim.results.metrics_objectives import describe_attainment, e2el_bound
+from twinserve.sim.results.metrics_requests import RequestColumns, describe_ms, with_always
 from twinserve.sim.results.options import MetricsOptions
 
 _ATTAINED = ("ttft_attainment", "tpot_attainment", "slo_attainment", "e2el_attainment")

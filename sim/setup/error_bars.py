@@ -19,7 +19,7 @@ from twinserve.policies.registry import PolicySpec
 from twinserve.profiles.evidence import ExpectedErrors, described, expected_errors
 from twinserve.profiles.profile import Profile
 from twinserve.sim.results.files import RunResult
-from twinserve.sim.results.metrics_stats import percentile_name
+from twinserve.sim.results.metrics_requests import percentile_name
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.paths import lookup
 from twinserve.sim.setup.config import SettingsError

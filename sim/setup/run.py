@@ -32,7 +32,7 @@ from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.decisions import log_bytes
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import summarise
-from twinserve.sim.results.metrics_scaling import GPUS
+from twinserve.sim.results.metrics_fleet import GPUS
 from twinserve.sim.results.options import MetricsOptions, Warmup
 from twinserve.sim.setup.autoscaling import bounds_of
 from twinserve.sim.setup.config import SettingsError, SimulationConfig

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twinserve.sim.results.metrics_stats import MS, describe_counted_ms
+from twinserve.sim.results.metrics_requests import MS, describe_counted_ms
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.run import MOST_WINDOWS
 from twinserve.sim.twin.served import METRICS, Served

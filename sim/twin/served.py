@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from twinserve.sim.results.files import RunResult
-from twinserve.sim.results.metrics_requests import RequestColumns
-from twinserve.sim.results.metrics_stats import MS
+from twinserve.sim.results.metrics_requests import MS, RequestColumns
 from twinserve.sim.results.schemas import ENGINE_ARRIVAL
 from twinserve.traces.measurement import SERVER, Histogram, Measurement
 

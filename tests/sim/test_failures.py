@@ -21,7 +21,7 @@ from twinserve.sim.fleet.faults import Fault, Kind, Schedule
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.registry import router_names
 from twinserve.sim.results.files import RunRows
-from twinserve.sim.results.metrics_failures import describe_failures
+from twinserve.sim.results.metrics_fleet import describe_failures
 from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import Inputs

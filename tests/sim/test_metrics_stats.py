@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinserve.sim.results.metrics_stats import (
+from twinserve.sim.results.metrics_requests import (
     PERCENTILES,
     counted_order,
     describe_counted_ms,

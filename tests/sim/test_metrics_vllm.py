@@ -10,7 +10,7 @@ import pytest
 
 from tests.sim.test_results_rows import toy_rows
 from twinserve.sim.results.metrics import summarise
-from twinserve.sim.results.metrics_stats import PERCENTILES
+from twinserve.sim.results.metrics_requests import PERCENTILES
 from twinserve.sim.results.options import MetricsOptions
 
 GOODPUT = {"ttft": 120.0, "tpot": 22.0, "e2el": 900.0}

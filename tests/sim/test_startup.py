@@ -92,7 +92,7 @@ ERRORS = (
     "twinserve.policies.errors:PolicyError",
     "twinserve.policies.names:RegistryError",
     "twinserve.sim.setup.config:SettingsError",
-    "twinserve.sim.results.metrics_goodput:GoodputError",
+    "twinserve.sim.results.metrics_objectives:GoodputError",
     "twinserve.sim.results.files:ResultsError",
     "twinserve.sim.engine.loop:NoProgressError",
     "twinserve.backends.live.versions:LiveEngineError",

@@ -16,7 +16,7 @@ from tests.sim.troubled import troubled
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.results.files import POOL_GROUP, ResultsError, RunResult, read_run, write_run
 from twinserve.sim.results.metrics import summarise
-from twinserve.sim.results.metrics_warmup import warmup_end_s
+from twinserve.sim.results.metrics_requests import warmup_end_s
 from twinserve.sim.results.options import MetricsOptions, Warmup, read_options
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve

@@ -30,16 +30,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    KVConnectorRole,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
 from vllm.v1.request import RequestStatus
 
 from twinserve.backends.live.apart.shared import alive, attach, share
 from twinserve.backends.live.apart.shelf import Shelf
-from twinserve.backends.live.transfer.connector import block_tokens_of, slot_table
+from twinserve.backends.live.transfer.connector import Connector, slot_table
 from twinserve.backends.live.transfer.layout import SlotTable
 
 LEASE_S = 30.0  # vLLM's `kv_lease_duration`
@@ -65,7 +61,7 @@ class Orders(KVConnectorMetadata):
     keep: dict[str, float] = field(default_factory=dict)
 
 
-class ApartConnector(KVConnectorBase_V1):
+class ApartConnector(Connector):
     """clock    seconds, the same for all engines
     handed_over  scheduler's side, for its caller: request -> what the other engine needs to
                know; None: no caller does, and none would empty it
@@ -76,17 +72,12 @@ class ApartConnector(KVConnectorBase_V1):
     settings: ClassVar[set[str]] = {"folder", "name", "lease_s"}
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        settings = self._kv_transfer_config.kv_connector_extra_config
-        if unknown := sorted(set(settings) - self.settings):
-            raise ValueError(
-                f"ApartConnector has no setting {unknown[0]}; it has {sorted(self.settings)}"
-            )
+        super().__init__(vllm_config, role, kv_cache_config)
+        settings = self._settings
         if missing := sorted({"folder", "name"} - set(settings)):
             raise ValueError(f"ApartConnector needs {missing[0]} in kv_connector_extra_config")
         if vllm_config.parallel_config.world_size > 1:
             raise ValueError("KV is handed over between engines of one worker each")
-        self._block_tokens = block_tokens_of(vllm_config, kv_cache_config)
         self._folder, self._name = Path(settings["folder"]), str(settings["name"])
         self._shelves: dict[str, Shelf] = {}
         self._shelf = self._shelf_of(self._name)
@@ -279,14 +270,3 @@ class ApartConnector(KVConnectorBase_V1):
     def shutdown(self) -> None:
         if self.role is KVConnectorRole.WORKER:
             self._lane.shutdown()
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: no request computes with KV that has not landed."""
-
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        """Nothing: the other engine reads this one's cache."""
-
-    def wait_for_save(self) -> None:
-        """Nothing: blocks are kept until they have been read."""

@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from twinserve.backends.live.attention import cells
 from twinserve.backends.live.physical.host import DeviceStage, SlotHost
 from twinserve.backends.live.physical.layout import SlotStage
-from twinserve.backends.live.transfer.connector import TwinserveConnector
+from twinserve.backends.live.transfer.connector import LedgerConnector
 from twinserve.backends.live.transfer.copy import SlotCopier
 from twinserve.backends.live.transfer.host import Orders
 from twinserve.backends.live.transfer.layout import expand
@@ -31,10 +31,8 @@ class LayoutOrders(KVConnectorMetadata):
     counts: list[int] = field(default_factory=list)
 
 
-class PhysicalConnector(TwinserveConnector):
-    """Scheduler's side: `carry` the stages of a step, in order, and `tell` the counts. Nothing is
-    ever found on the host from vLLM's point of view: a request whose KV is there has merely not
-    been scheduled for a while."""
+class PhysicalConnector(LedgerConnector):
+    """Scheduler's side: `carry` the stages of a step, in order, and `tell` the counts."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -52,14 +50,6 @@ class PhysicalConnector(TwinserveConnector):
         self._told.counts += counts.tolist()
 
     # -- vLLM, scheduler's side --------------------------------------------------------------------
-    def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
-        return 0, False
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Nothing: what is where is the ledger's business."""
-
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         orders, self._told = self._told, LayoutOrders()
         orders.stages = self.host.take_stages()

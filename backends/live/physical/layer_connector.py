@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.models.utils import extract_layer_index
 
-from twinserve.backends.live.transfer.connector import TwinserveConnector
+from twinserve.backends.live.transfer.connector import LedgerConnector
 from twinserve.backends.live.transfer.copy import SlotCopier
 from twinserve.backends.live.transfer.host import Orders
 
@@ -40,11 +40,10 @@ class LayerOrders(KVConnectorMetadata):
     pages: np.ndarray | None = None
 
 
-class LayerConnector(TwinserveConnector):
-    """Scheduler's side: nothing is ever found on the host from vLLM's point of view; the scheduler
-    fills in the orders (physical/layer_scheduler.py)."""
+class LayerConnector(LedgerConnector):
+    """Scheduler's side: the scheduler fills in the orders (physical/layer_scheduler.py)."""
 
-    settings: ClassVar[set[str]] = TwinserveConnector.settings | {
+    settings: ClassVar[set[str]] = LedgerConnector.settings | {
         "layers",
         "device_blocks",
         "named_blocks",
@@ -62,14 +61,6 @@ class LayerConnector(TwinserveConnector):
         return True  # a captured layer would not be waited for
 
     # -- vLLM, scheduler's side --------------------------------------------------------------------
-    def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int
-    ) -> tuple[int | None, bool]:
-        return 0, False
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Nothing: what is where is the ledger's business."""
-
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return LayerOrders()
 

@@ -54,7 +54,37 @@ class SwapReports(KVConnectorWorkerMetadata):
         return SwapReports(self.reports + other.reports)
 
 
-class TwinserveConnector(KVConnectorBase_V1):
+class Connector(KVConnectorBase_V1):
+    """Checks its settings' names. The hooks of vLLM that few need do nothing: KV is there before
+    the forward pass, and device blocks are free when they have been read."""
+
+    settings: ClassVar[set[str]]
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._settings = self._kv_transfer_config.kv_connector_extra_config
+        if unknown := sorted(set(self._settings) - self.settings):
+            raise ValueError(
+                f"{type(self).__name__} has no setting {unknown[0]}; it has {sorted(self.settings)}"
+            )
+        self._block_tokens = block_tokens_of(vllm_config, kv_cache_config)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        pass
+
+
+class TwinserveConnector(Connector):
     """Scheduler's side (`scheduler.connector`): `swap_out`, `swap_in`, `forget`, `free_tokens`,
     `unfilled` (host.HostKv says what they do), `take_transfers`. Call them in `schedule()`, before
     vLLM's own; a victim's `swap_out` before `_preempt_request` frees its blocks.
@@ -70,16 +100,9 @@ class TwinserveConnector(KVConnectorBase_V1):
     settings: ClassVar[set[str]] = {"host_blocks", "host_tokens", "staging_bytes"}
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        settings = self._kv_transfer_config.kv_connector_extra_config
-        unknown = sorted(set(settings) - self.settings)
-        if unknown:
-            raise ValueError(
-                f"TwinserveConnector has no setting {unknown[0]}; it has {sorted(self.settings)}"
-            )
-        self._block_tokens = block_tokens_of(vllm_config, kv_cache_config)
-        self._host_tokens = _host_tokens(settings, self._block_tokens)
-        self._staging_bytes = int(settings.get("staging_bytes", STAGING_BYTES))
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._host_tokens = _host_tokens(self._settings, self._block_tokens)
+        self._staging_bytes = int(self._settings.get("staging_bytes", STAGING_BYTES))
         self._copier: SlotCopier | None = None
         if role is KVConnectorRole.SCHEDULER:
             self.host = HostKv(self._host_tokens, self._block_tokens)
@@ -179,19 +202,18 @@ class TwinserveConnector(KVConnectorBase_V1):
         if copier is not None:
             copier.close()
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing: loads are queued with handle_preemptions."""
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: loads are done before the forward pass."""
+class LedgerConnector(TwinserveConnector):
+    """Nothing is ever found on the host from vLLM's point of view: what is where is the ledger's
+    business, and a request whose KV is on the host has merely not been scheduled for a while."""
 
-    def save_kv_layer(
-        self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
-    ) -> None:
-        """Nothing: what is saved is whole requests, at preemption."""
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return 0, False
 
-    def wait_for_save(self) -> None:
-        """Nothing: device blocks are free as soon as they are gathered."""
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        pass
 
 
 def slot_table(
