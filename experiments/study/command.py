@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -75,6 +76,15 @@ class GridOptions:
         ),
     ] = False
 
+    check: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Run nothing: name the figures whose kept results this code does not make; exit "
+            "status 1 if there are some.",
+        ),
+    ] = False
+
     def of(self, experiment: str, seeds: int, least_seeds: int = 1) -> GridOptions:
         """With this experiment's defaults for what was left out: so many seeds, and the folder
         out/EXPERIMENT. Raises SettingsError."""
@@ -102,6 +112,10 @@ def study(
         print("\n".join(f"{known:12} {line}" for known, line in STUDIES.items()))
         return
     found = _of_file(Path(name)) if name.endswith(".py") else _of_package(name)
+    if options.check:
+        stale = found.check(figure, options.out or Path("out") / found.system)
+        print("\n".join(stale or ["what is kept is what this code makes"]))
+        sys.exit(1 if stale else 0)
     try:
         print(found.command(figure, options), end="")
     except KeyboardInterrupt:

@@ -8,8 +8,11 @@ Each goes into a folder of its own (points.csv, table.csv, plot.png, claims.json
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,8 @@ from twinserve.experiments.study.verdict import MEANING, Claim, summary
 from twinserve.formats import Format, same
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.sweep.grid import Point, Rows
+from twinserve.sim.sweep.digests import sources_digest
+from twinserve.sim.sweep.grid import Plan, Point, Rows, planned, runs_digest
 from twinserve.sim.sweep.statistics import shown
 from twinserve.traces.write import write_atomically
 
@@ -61,29 +65,6 @@ class Scale:
 
     quick: bool = False
     seeds: tuple[int, ...] = tuple(range(SEEDS))
-
-
-def points_over(
-    scale: Scale,
-    settings: Iterable[Mapping[str, Any]],
-    axes: Sequence[str],
-    unchanged: Mapping[str, Any],
-) -> list[Point]:
-    """A point for each of `settings` and each seed.
-
-    axes       tell the rows apart; a setting with an underscore is one of them and no argument
-    unchanged  values that are left out, as they are the defaults: so figures share their runs
-    """
-    found = []
-    for each in settings:
-        work = {
-            name: value
-            for name, value in each.items()
-            if not name.startswith("_") and not (name in unchanged and unchanged[name] == value)
-        }
-        shown = {name: each.get(f"_{name}", each.get(name)) for name in axes}
-        found += [Point({**shown, "seed": seed}, {**work, "seed": seed}) for seed in scale.seeds]
-    return found
 
 
 @dataclass(frozen=True)
@@ -148,12 +129,14 @@ class Study:
         grids = [(each, only_points(each.points(scale), only)) for each in self.chosen(names)]
         if only and not any(grid for _, grid in grids):
             raise SettingsError(f"--only {' '.join(only)}: no point has these; check points.csv")
+        grids = [(figure, grid) for figure, grid in grids if grid or not only]
+        plan = planned([(figure.work, grid) for figure, grid in grids], out, any_version)
+        if plan.left:
+            print(how_long(plan, workers), file=sys.stderr)
         for figure, grid in grids:
-            if only and not grid:
-                continue
             label = f"{self.system} {figure.name}"
             points = shown_grid(figure.work, grid, out, workers, label, any_version)
-            self._write(figure, points, scale, out / figure.name)
+            self._write(figure, points, scale, out / figure.name, made_by(figure, grid))
         self._write_report(out)
 
     def redraw(self, names: Sequence[str], out: Path) -> None:
@@ -164,8 +147,8 @@ class Study:
             if names or folder.is_dir():
                 points, said = read_points(folder), _said(folder)
                 seeds = sorted({*points.get("seed", pd.Series(dtype=int)).tolist()})
-                given = {"quick": False, "seeds": seeds} if said is None else said["scale"]
-                self._write(figure, points, Scale(given["quick"], tuple(given["seeds"])), folder)
+                said = said or {"scale": {"quick": False, "seeds": seeds}}
+                self._write(figure, points, _scale(said), folder, said.get("made"))
         self._write_report(out)
 
     def chosen(self, names: Sequence[str]) -> list[Figure]:
@@ -202,7 +185,41 @@ class Study:
             parts += [f"## {figure.title}", "", *plot, *text]
         return "\n".join(parts)
 
-    def _write(self, figure: Figure, points: pd.DataFrame, scale: Scale, folder: Path) -> None:
+    def check(self, names: Sequence[str], out: Path) -> list[str]:
+        """A line for each of the named figures (none: all) of which what is kept is not what this
+        code makes; with the reason. Raises SettingsError."""
+        return [
+            f"{figure.name}: {why}"
+            for figure in self.chosen(names)
+            if (why := self._stale(figure, out / figure.name))
+        ]
+
+    def _stale(self, figure: Figure, folder: Path) -> str:
+        """Empty: what is kept of the figure is what this code makes."""
+        said = _said(folder)
+        if said is None:
+            return "not run"
+        points, kept = read_points(folder), pd.read_csv(folder / "table.csv")
+        table = pd.read_csv(StringIO(figure.table(points).to_csv(index=False)))
+        if not _alike(table, kept):
+            return "its table is not that of its runs; --redraw makes it again"
+        if [asdict(claim) for claim in figure.claims(kept)] != said["claims"]:
+            return "its claims are not those of its table; --redraw makes them again"
+        made, now = said.get("made"), made_by(figure, figure.points(_scale(said)))
+        if made is None:
+            return "which code ran it is not known; run it again"
+        if made["sources"] != now["sources"]:
+            return "other code ran it; run it again"
+        return "" if made == now else "its runs are not those of its grid; run it again"
+
+    def _write(
+        self,
+        figure: Figure,
+        points: pd.DataFrame,
+        scale: Scale,
+        folder: Path,
+        made: Mapping[str, str] | None,
+    ) -> None:
         table = figure.table(points)
         write_tables(folder, {"points": points, "table": table})
         if figure.plot is not None:
@@ -213,6 +230,7 @@ class Study:
             write_atomically(folder / TEXT_FILE, figure.text(table).encode())
         claims = [asdict(claim) for claim in figure.claims(table)]
         said = {"title": figure.title, "scale": asdict(scale), "claims": claims}
+        said |= {} if made is None else {"made": made}
         write_atomically(folder / CLAIMS_FILE, dump_json(FIGURES.numbered(said)).encode())
 
     def claims(self, out: Path) -> list[Claim]:
@@ -270,6 +288,36 @@ class Study:
             workers = self.workers if given.workers is None else given.workers
             self.run(names, scale, given.out, workers, given.any_version, given.only)
         return f"{given.out / self.report}\n"
+
+
+def made_by(figure: Figure, grid: Sequence[Point]) -> dict[str, str]:
+    """Digests of the code that runs a figure, and of the runs."""
+    return {"sources": sources_digest(figure.work)[:24], "runs": runs_digest(figure.work, grid)}
+
+
+def _scale(said: Mapping[str, Any]) -> Scale:
+    return Scale(said["scale"]["quick"], tuple(said["scale"]["seeds"]))
+
+
+def how_long(plan: Plan, workers: int | None) -> str:
+    """How many runs there are, and about how long they take."""
+    kept = plan.total - plan.left
+    said = f"{plan.total:,} run{'s' if plan.total > 1 else ''}" + (
+        f", {kept:,} of them kept" if kept else ""
+    )
+    if plan.seconds is None:
+        return said
+    minutes = plan.seconds / min(workers or os.cpu_count() or 1, plan.left) / 60
+    return f"{said}, about {max(minutes, 1):,.0f} min"
+
+
+def _alike(table: pd.DataFrame, kept: pd.DataFrame) -> bool:
+    """As far as the digits of points.csv tell."""
+    try:
+        pd.testing.assert_frame_equal(table, kept, rtol=1e-9)
+    except AssertionError:
+        return False
+    return True
 
 
 def only_points(points: Sequence[Point], only: Sequence[str]) -> Sequence[Point]:

@@ -11,7 +11,8 @@ import gc
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,7 @@ def run_grid(
     where one was kept by a later version of twinserve.
     """
     store = Store.of(out, sources_digest(work), traces_digest(), any_version)
-    # defaults are part of a point too: they may change
-    bound = inspect.signature(work).bind_partial
-    digests = [_digest(work, bound(**point.arguments)) for point in points]
+    digests = _digests(work, points)
     kept = {digest: found for digest in digests if (found := store.read(digest)) is not None}
     todo = {
         digest: (work, point.arguments)
@@ -74,7 +73,8 @@ def run_grid(
     total = len(set(digests))
     report(len(kept), total)
     for digest, future in completed(local(workers, len(todo)), _one, todo):
-        kept[digest] = store.write(digest, Kept(future.result()))
+        rows, seconds = future.result()
+        kept[digest] = store.write(digest, Kept(rows, seconds=seconds))
         report(len(kept), total)
     return pd.DataFrame(
         [
@@ -85,11 +85,67 @@ def run_grid(
     )
 
 
-def _one(work: Callable[..., Rows], arguments: Mapping) -> list:
+@dataclass(frozen=True)
+class Plan:
+    """What grids take.
+
+    total    runs, each counted once
+    left     that are not kept
+    seconds  that those take one after another; None where nothing like them was run before
+    """
+
+    total: int
+    left: int
+    seconds: float | None
+
+
+def planned(
+    grids: Iterable[tuple[Callable[..., Rows], Sequence[Point]]],
+    out: Path,
+    any_version: bool = False,
+) -> Plan:
+    """What `run_grid` of each work and its points has to run. A run that was never run takes as
+    long as the others of its grid do, or else of all grids. Raises SettingsError."""
+    seen: set[str] = set()
+    left: list[tuple[float | None, list[float]]] = []  # what each took, those of its grid
+    for work, points in grids:
+        store = Store.of(out, sources_digest(work), traces_digest(), any_version)
+        digests = dict.fromkeys(_digests(work, points))
+        took = {digest: store.seconds(digest) for digest in digests}
+        known = [seconds for seconds in took.values() if seconds is not None]
+        new = [digest for digest in digests if digest not in seen]
+        left += [(took[digest], known) for digest in new if store.read(digest) is None]
+        seen |= digests.keys()
+    everywhere = [seconds for _, known in left for seconds in known]
+    if not everywhere:
+        return Plan(len(seen), len(left), None)
+    seconds = (_mean(known or everywhere) if own is None else own for own, known in left)
+    return Plan(len(seen), len(left), sum(seconds))
+
+
+def _mean(seconds: Sequence[float]) -> float:
+    return sum(seconds) / len(seconds)
+
+
+def _one(work: Callable[..., Rows], arguments: Mapping) -> tuple[list, float]:
+    """Its rows, and the wall seconds that they took."""
+    began = time.perf_counter()
     found = work(**arguments)
     # a simulation's objects refer to each other in circles; a worker would keep dozens of them
     gc.collect()
-    return [found] if isinstance(found, Mapping) else list(found)
+    rows = [found] if isinstance(found, Mapping) else list(found)
+    return rows, time.perf_counter() - began
+
+
+def runs_digest(work: Callable[..., Rows], points: Sequence[Point]) -> str:
+    """Tells the runs of a grid: their function and arguments, and their order."""
+    return hashlib.sha256(" ".join(_digests(work, points)).encode()).hexdigest()[:24]
+
+
+def _digests(work: Callable, points: Sequence[Point]) -> list[str]:
+    # defaults are part of a point too: they may change
+    bound = inspect.signature(work).bind_partial
+    return [_digest(work, bound(**point.arguments)) for point in points]
 
 
 def _digest(work: Callable, bound: inspect.BoundArguments) -> str:

@@ -26,16 +26,6 @@ def baseline_of(rows: pd.DataFrame, base: pd.DataFrame, pair: Sequence[str]) -> 
     return base.set_axis(keys, axis=0).reindex(wanted).set_axis(rows.index, axis=0)
 
 
-def gained(
-    rows: pd.DataFrame, base: pd.DataFrame, pair: Sequence[str], gains: Gains
-) -> pd.DataFrame:
-    """`rows` with a column for each of `gains`, against `baseline_of`."""
-    theirs = baseline_of(rows, base, pair)
-    return rows.assign(
-        **{name: KINDS[kind](rows[of], theirs[of]) for name, (of, kind) in gains.items()}
-    )
-
-
 def told(gain: float, half: float, words: tuple[str, str, str], neutral: float = 0.0) -> str:
     """One of `words` (above, below, open): on which side of `neutral` the whole interval is.
 

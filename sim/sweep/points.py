@@ -29,12 +29,14 @@ POINTS: Format[dict] = Format("kept points", version=1, by="name another --out",
 
 @dataclass(frozen=True)
 class Kept:
-    """rows    of the run; none where it failed
-    failed  why, in one line; None where it did not
+    """rows     of the run; none where it failed
+    failed   why, in one line; None where it did not
+    seconds  that the run took, of wall time; None where that was not kept
     """
 
     rows: list
     failed: str | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,7 @@ class Store:
     def read(self, digest: str) -> Kept | None:
         """What a run gave; None where it has to be run: not there, damaged, with other traces, or
         not of `sources`. Raises SettingsError for a file of a later version."""
-        file = self.file(digest)
-        try:
-            document = dict(parse_json(file.read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-        found = POINTS.read(document, file, SettingsError)
+        found = self._document(digest)
         try:
             fits = self.sources in (None, found["sources"]) and self.traces == found["traces"]
             rows = list(found["rows"])
@@ -95,12 +92,28 @@ class Store:
         except (KeyError, TypeError, UnicodeEncodeError):
             return None
 
+    def seconds(self, digest: str) -> float | None:
+        """What a run took when it was run last, by whatever code; None where that is not known."""
+        found = self._document(digest).get("seconds")
+        return found if isinstance(found, float) else None
+
+    def _document(self, digest: str) -> dict:
+        """Empty where there is none, or a damaged one."""
+        file = self.file(digest)
+        try:
+            document = dict(parse_json(file.read_text()))
+        except (OSError, ValueError, TypeError):
+            return {}
+        return POINTS.read(document, file, SettingsError)
+
     def write(self, digest: str, kept: Kept) -> Kept:
         """Keep it; returns it as a reader will find it. Raises WorkloadError."""
         rows = json.loads(dump_json(kept.rows))
         said = {"sources": self.written, "traces": self.traces, "rows": rows, "sum": _sum(rows)}
         if kept.failed is not None:
             said["failed"] = kept.failed
+        if kept.seconds is not None:
+            said["seconds"] = round(kept.seconds, 3)
         write_atomically(self.file(digest), dump_json(POINTS.numbered(said)).encode())
         return Kept(rows, kept.failed)
 

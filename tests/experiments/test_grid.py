@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.experiments.squares import CALLS, square
+from twinserve.experiments.study import command
 from twinserve.experiments.study.command import GridOptions
-from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.study import Figure, Scale, Study, how_long
+from twinserve.experiments.study.tables import Table
 from twinserve.experiments.study.verdict import Claim
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.sweep.grid import Point, run_grid
-from twinserve.sim.sweep.paired import KINDS, gained, told
+from twinserve.sim.sweep.grid import Plan, Point, planned, run_grid
+from twinserve.sim.sweep.paired import KINDS, told
 from twinserve.sim.sweep.points import KEPT
 from twinserve.sim.sweep.statistics import interval, over_seeds, shown
 from twinserve.traces import catalog
@@ -177,6 +179,50 @@ def test_a_study_writes_tables_plots_and_claims(tmp_path):
     }
 
 
+def test_what_is_stale_is_named(tmp_path, capsys, monkeypatch):
+    """Nothing run, what this code made, a table that was edited, other runs, other code."""
+    monkeypatch.setattr(command, "_of_package", lambda name: study())
+
+    def checked() -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            command.study("squares", options=GridOptions(out=tmp_path, check=True))
+        return ended.value.code, capsys.readouterr().out
+
+    assert checked() == (1, "fig1: not run\n")
+    study().command((), GridOptions(seeds=2, workers=1, out=tmp_path))
+    assert capsys.readouterr().err.startswith("6 runs\n")
+    assert checked() == (0, "what is kept is what this code makes\n")
+    table, claims = tmp_path / "fig1" / "table.csv", tmp_path / "fig1" / "claims.json"
+    whole = table.read_text()
+    table.write_text(whole.replace("9.5", "9.6"))
+    assert "not that of its runs" in checked()[1]
+    table.write_text(whole)
+    made = json.loads(claims.read_text())
+    for name, said in (("runs", "those of its grid"), ("sources", "other code")):
+        claims.write_text(json.dumps(made | {"made": made["made"] | {name: "another"}}))
+        code, line = checked()
+        assert code == 1 and said in line
+    claims.write_text(json.dumps({name: of for name, of in made.items() if name != "made"}))
+    assert "is not known" in checked()[1]
+    study().redraw((), tmp_path)  # draws, and does not know who ran it
+    assert "is not known" in checked()[1]
+
+
+def test_how_long_a_study_takes_is_told_by_what_its_runs_took(tmp_path):
+    run_grid(square, points(Scale(seeds=(0,))), tmp_path, workers=1)
+    for file, seconds in zip(sorted((tmp_path / KEPT).iterdir()), (30.0, 60.0, 90.0), strict=True):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"seconds": seconds}))
+    plan = planned([(square, points(Scale(seeds=(0, 1)))), (broken, [])], tmp_path)
+    assert plan == Plan(total=6, left=3, seconds=180.0)
+    assert how_long(plan, 1) == "6 runs, 3 of them kept, about 3 min"
+    assert how_long(plan, 3) == how_long(plan, 99) == "6 runs, 3 of them kept, about 1 min"
+    # other code: all are to be run again, and take what they took
+    for file in (tmp_path / KEPT).iterdir():
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"sources": "another"}))
+    assert planned([(square, points(Scale(seeds=(0,))))], tmp_path) == Plan(3, 3, 180.0)
+    assert how_long(planned([(square, points(Scale()))], tmp_path / "new"), 1) == "9 runs"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"), [(["fig9"], "no figure 'fig9'; there are fig1"), ([], "from 1 to 1000")]
 )
@@ -202,7 +248,7 @@ def test_gains_are_of_the_same_seed_whatever_the_order(pairs, random):
     random.shuffle(rows)
     frame = pd.DataFrame(rows)
     gains = {kind: ("x", kind) for kind in KINDS}
-    found = gained(frame, frame[frame.policy == "a"], ["seed"], gains)
+    found = Table((), gains=gains, base={"policy": "a"}).compared(frame)
     for row in found.to_dict("records"):
         if row["seed"] == len(pairs):
             assert all(np.isnan(row[kind]) for kind in KINDS)
