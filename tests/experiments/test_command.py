@@ -2,6 +2,7 @@
 status 2, as for `twinserve`."""
 
 import importlib
+import re
 
 import pytest
 
@@ -15,10 +16,10 @@ CALLED = {"matrices": "page", "validation": "truth_folder"}
 
 
 def ended(capsys, main, *arguments: str) -> tuple[int, str]:
-    """Exit status, and the one line on stderr."""
+    """Exit status, and the one line on stderr, below what is said of the runs."""
     with pytest.raises(SystemExit) as stopped:
         main(list(arguments))
-    said = capsys.readouterr().err
+    said = re.sub(r"\A\d+ runs\n", "", capsys.readouterr().err)
     assert said.startswith("error: ") and said.count("\n") == 1
     return stopped.value.code, said
 
