@@ -131,8 +131,8 @@ def plan(
     workers   processes; 1: this one. A script that is run as a file needs
               `if __name__ == "__main__":` around a call with more. None: one for each core
     progress  called with (trials so far, candidates left)
-    engine    step_times, front_end, kv_cache_dtype, gpu_memory_utilization, engine_version,
-              enforce_eager, max_model_len, max_num_seqs, max_num_batched_tokens,
+    engine    format, columns, step_times, front_end, kv_cache_dtype, gpu_memory_utilization,
+              engine_version, enforce_eager, max_model_len, max_num_seqs, max_num_batched_tokens,
               async_scheduling: as of `simulate`
 
     Everything else as `twinserve plan` has it (docs/plan.md). Raises TwinserveError.

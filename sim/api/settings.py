@@ -90,8 +90,10 @@ class Settings(TypedDict, total=False):
 
 
 class EngineSettings(TypedDict, total=False):
-    """Those of them that every engine of a plan gets."""
+    """Those of them that a plan takes: how its traces are read, and what every engine gets."""
 
+    format: str | None
+    columns: str | None
     step_times: StepTimesName
     front_end: str
     kv_cache_dtype: Literal["auto", "fp8"]

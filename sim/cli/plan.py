@@ -40,6 +40,8 @@ def plan(
     prices: Annotated[Path | None, _Candidates] = None,
     grow: Annotated[float, _Traffic] = 1.0,
     rate: Annotated[float | None, _Traffic] = None,
+    format: Annotated[str | None, _Traffic] = None,
+    columns: Annotated[str | None, _Traffic] = None,
     peak: Annotated[float, _Traffic] = 300.0,
     lead: Annotated[float, _Traffic] = 30.0,
     seeds: Annotated[Whole, _Traffic] = 1,
@@ -100,6 +102,10 @@ def plan(
         Factor on the rate of the recording.
     rate: float
         Requests a second of a generated trace (fixed:1024,128, sharegpt, lmsys). [default: 10]
+    format: str
+        As of simulate.
+    columns: str
+        As of simulate: columns of a CSV file, arrival=ts,prompt=in,output=out.
     peak: float
         Seconds of the peak that are judged.
     lead: float
@@ -169,6 +175,8 @@ def plan(
     if emit is not None and out is None:
         raise SettingsError("--emit writes a file into the results; say where with --out")
     given = {
+        "format": format,
+        "columns": columns,
         "step_times": step_times,
         "front_end": front_end,
         "kv_cache_dtype": kv_cache_dtype,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -81,10 +83,12 @@ def find_peak(
     lead_s: float,
     trouble: Trouble | None = None,
     rate: float | None = None,
+    read: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Peak:
     """peak_s: seconds of the run, so that a trace that grows by 1.5 gives 1.5 times as many seconds
     of its recording; lead_s: seconds of the run before them. rate: requests/s of a generated trace,
-    whose peak is all that comes behind the lead. Raises SettingsError, WorkloadError.
+    whose peak is all that comes behind the lead. read: `format` and `columns` of a file. Raises
+    SettingsError, WorkloadError.
     """
     generated = is_synthetic(trace)
     if rate is not None and not generated:
@@ -93,7 +97,7 @@ def find_peak(
         )
     if generated:
         trace = as_stages(trace, rate or GENERATED_RATE, (lead_s + peak_s) * grow)
-    whole = _load(trace)
+    whole = _load(trace, {} if generated else read)
     if not (whole.service_class == REAL_TIME).all():
         raise WorkloadError(
             f"--trace {trace}: holds best-effort requests, which have no objectives; give the "
@@ -148,9 +152,9 @@ def _day(whole: Workload, peak_s: float, start_s: float) -> np.ndarray | None:
     return smooth[14:-14] / at_peak
 
 
-def _load(trace: str) -> Workload:
+def _load(trace: str, read: Mapping[str, str | None]) -> Workload:
     """What trials of this process will find read already."""
-    return SOURCES.recorded(SimulationConfig(trace=trace))
+    return SOURCES.recorded(SimulationConfig(trace=trace, **read))
 
 
 def peak_window(online: Workload, seconds: float) -> tuple[float, float]:

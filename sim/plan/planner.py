@@ -46,7 +46,7 @@ class Question:
 
     traces    recorded ones; the plan holds on the peak of each
     rate      requests/s of generated ones; None: as simulate has it
-    settings  of a SimulationConfig, for engines: limits, memory, scheduling
+    settings  of a SimulationConfig: for engines limits, memory, scheduling; and how traces are read
     grow      factor on the rate of the recordings
     draws     of the peak: as recorded, and with lengths dealt anew
     priced    by this table; where it lacks one of the GPUs, candidates rank by GPUs
@@ -231,7 +231,13 @@ def make_plan(
     _check(question)
     peaks = tuple(
         find_peak(
-            trace, question.grow, question.peak_s, question.lead_s, question.trouble, question.rate
+            trace,
+            question.grow,
+            question.peak_s,
+            question.lead_s,
+            question.trouble,
+            question.rate,
+            {name: question.settings.get(name) for name in ("format", "columns")},
         )
         for trace in question.traces
     )

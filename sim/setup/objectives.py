@@ -1,7 +1,7 @@
 """What `--slo` says: objectives of the classes, in one of two spellings (docs/metrics.md).
 
 ttft=0.4,tpot=0.2                    seconds, of real-time requests; also with k=5, or none
-rt: ttft p90 < 1 s, tpot < 50 ms     with units, classes, percentiles
+rt: ttft p90 < 1 s, tpot < 50 ms     with units, classes, percentiles (or p90 ttft)
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ class _Long:
         words = left.lower().split()
         if not 1 <= len(words) <= 2:
             raise self._wrong(item, "write METRIC [pNN or mean] < VALUE UNIT")
+        if len(words) == 2 and words[1] in _METRICS:  # p95 ttft
+            words.reverse()
         if words[0] not in _METRICS:
             near = _near(words[0], _NEAR)
             raise self._wrong(item, f"no metric {words[0]!r}{near}; there are ttft, tpot, e2el")

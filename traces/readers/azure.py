@@ -3,9 +3,9 @@
     TIMESTAMP,ContextTokens,GeneratedTokens
     2023-11-16 18:15:46.6805900,374,44
 
-Timestamps are calendar times, with up to nine decimals or none; 2024's end in +00:00. Arrivals are
-seconds from the first row. Multimodal traces have a column NumImages: a notice says how many images
-there were, since nothing here computes an image.
+Timestamps are calendar times, with up to nine decimals or none; 2024's end in +00:00. One without a
+zone is in UTC. Arrivals are seconds from the first row. Multimodal traces have a column NumImages:
+a notice says how many images there were, since nothing here computes an image.
 Patel et al., Splitwise, ISCA 2024; Stojkovic et al., DynamoLLM, HPCA 2025.
 """
 
@@ -30,10 +30,11 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
 
     table = Table(data, path)
     table.require("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-    stamps = pc.replace_substring_regex(table.text("TIMESTAMP"), r"(Z|[+-]00:?00)$", "")
-    when = table.cast(
-        "TIMESTAMP", pa.timestamp("ns"), "a time in UTC (2023-11-16 18:15:46.68)", stamps
-    )
+    text = table.text("TIMESTAMP")
+    zoned = pc.match_substring_regex(text, r"(Z|[+-]\d\d:?\d\d)$|^$")
+    stamps = pc.if_else(zoned, text, pc.binary_join_element_wise(text, "Z", ""))
+    meaning = "a calendar time (2023-11-16 18:15:46.68, or with a zone, +02:00)"
+    when = table.cast("TIMESTAMP", pa.timestamp("ns", "UTC"), meaning, stamps)
     ticks = when.astype(np.int64)
     arrival = (ticks - ticks.min()) / 1e9
     table.rows.number("TIMESTAMP", arrival)

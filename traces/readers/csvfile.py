@@ -1,9 +1,11 @@
-"""CSV traces by column name: CRLF or LF, with or without a last end of line, quoted or not."""
+"""CSV traces by column name: CRLF or LF, with or without a last end of line, quoted or not, between
+commas, semicolons or tabs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import numpy as np
 
@@ -15,6 +17,17 @@ from twinserve.traces.workload import WorkloadError
 def split_lines(text: str) -> list[str]:
     """Lines as a CSV parser sees them (str.splitlines would also break at form feeds)."""
     return re.split(r"\r\n|\n|\r", text)
+
+
+def delimiter(header: str) -> str:
+    """What stands between the names of a table's first line."""
+    return max((",", ";", "\t"), key=header.count)
+
+
+def header_names(text: str) -> list[str]:
+    """Of the columns, in the first line that is not empty."""
+    header = next((line for line in split_lines(text) if line.strip()), "")
+    return [name.strip().strip('"').strip() for name in header.split(delimiter(header))]
 
 
 class Lines(Sequence):
@@ -39,8 +52,8 @@ class Table:
         from pyarrow import csv
 
         text = decode_text(data, path)
-        header = next((line for line in split_lines(text) if line), "")
-        names = [name.strip().strip('"').strip() for name in header.split(",")]
+        names = header_names(text)
+        self.delimiter = delimiter(next((line for line in split_lines(text) if line), ""))
         keys = [name.lower() for name in names]
         if len(set(keys)) != len(keys):
             raise WorkloadError(f"{path}: line 1: a column name stands twice: rename one of them")
@@ -48,23 +61,26 @@ class Table:
             table = csv.read_csv(
                 pa.py_buffer(text.encode()),
                 read_options=csv.ReadOptions(column_names=keys, skip_rows=0, use_threads=False),
+                parse_options=csv.ParseOptions(delimiter=self.delimiter),
                 convert_options=csv.ConvertOptions(column_types={k: pa.string() for k in keys}),
             )
         except (pa.ArrowException, ValueError) as e:
-            raise WorkloadError(self._explain(text, path, str(e), len(names))) from None
+            raise WorkloadError(
+                self._explain(text, path, str(e), len(names), self.delimiter)
+            ) from None
         self.names = keys
+        self.titles = names
         self.columns = dict(zip(keys, (c.slice(1) for c in table.columns), strict=True))
         self.rows = Rows(path, Lines(text, max(table.num_rows - 1, 0)))
         if not len(self.rows):
             raise WorkloadError(f"{path}: the file has no rows: check the path, or fetch it again")
 
-    @staticmethod
-    def _explain(text: str, path: str, problem: str, expected: int) -> str:
+    def _explain(self, text: str, path: str, problem: str, expected: int) -> str:
         lines = split_lines(text)
         for number, line in enumerate(lines, 1):
-            if line and '"' not in line and line.count(",") + 1 != expected:
-                torn = number == len(lines)
-                what = "the last line is torn" if torn else f"{line.count(',') + 1} fields"
+            fields = line.count(self.delimiter) + 1
+            if line and '"' not in line and fields != expected:
+                what = "the last line is torn" if number == len(lines) else f"{fields} fields"
                 return f"{path}: line {number}: {what}, where the header has {expected}: {FIX}"
         reason = shown(re.sub(r"^CSV parse error: ", "", problem))
         return f"{path}: not a readable CSV file ({reason}): check the path and the format"
@@ -73,9 +89,13 @@ class Table:
         """Raises WorkloadError unless the columns are there; ask before reading any of them."""
         for name in names:
             if name.lower() not in self.columns:
-                have = shown(", ".join(self.columns))
+                near = get_close_matches(name.lower(), self.names, 1)
+                said = "check the format"
+                if near:
+                    said = f"did you mean '{self.titles[self.names.index(near[0])]}'?"
+                have = shown(", ".join(self.titles))
                 raise WorkloadError(
-                    f"{self.rows.path}: line 1: no column '{name}' (found {have}): check the format"
+                    f"{self.rows.path}: line 1: no column '{name}' (found {have}): {said}"
                 )
 
     def text(self, name: str):
@@ -95,6 +115,8 @@ class Table:
         import pyarrow.compute as pc
 
         text = self.text(name)
+        if self.delimiter != ",":  # where commas are of numbers
+            text = pc.replace_substring_regex(text, r"^(-?\d+),(\d+)$", r"\1.\2")
         try:
             return pc.cast(pc.if_else(pc.equal(text, ""), "nan", text), "double").to_numpy()
         except pa.ArrowException:

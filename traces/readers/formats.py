@@ -16,8 +16,8 @@ from twinserve.traces.measurement import Measurement, workload_of
 from twinserve.traces.readers import azure as read_azure
 from twinserve.traces.readers import bailian as read_bailian
 from twinserve.traces.readers import burstgpt as read_burstgpt
+from twinserve.traces.readers import csvfile, sidecar
 from twinserve.traces.readers import mooncake as read_mooncake
-from twinserve.traces.readers import sidecar
 from twinserve.traces.readers import text as read_text
 from twinserve.traces.readers.columns import shown
 from twinserve.traces.readers.measured import (
@@ -90,18 +90,21 @@ def detect_format(data: bytes, path: str) -> str:
     else:
         found = _by_header(head)
     if found is None:
+        if path.endswith((".csv", ".tsv")) and (names := csvfile.header_names(head))[1:]:
+            raise WorkloadError(
+                f"{path}: line 1: a table with the columns {shown(', '.join(names))}: name them, "
+                "as --columns arrival=COLUMN,prompt=COLUMN,output=COLUMN"
+            )
         known = ", ".join(READERS)
         raise WorkloadError(
             f"{path}: line 1: not the start of any known trace format ({known}): "
-            "check the file, name its format (--format), or convert a CSV file "
-            "(twinserve trace convert --columns)"
+            "check the file, name its format (--format), or the columns of a CSV file (--columns)"
         )
     return found
 
 
 def _by_header(head: str) -> str | None:
-    line = head.split("\n", 1)[0].strip()
-    names = {name.strip().strip('"').strip().lower() for name in line.split(",")}
+    names = {name.lower() for name in csvfile.header_names(head)}
     if {"contexttokens", "generatedtokens"} <= names:
         return "azure"
     if {"request tokens", "response tokens"} <= names:

@@ -5,10 +5,13 @@
     id, session, turn, class, priority, error
 
 A column of times is in seconds, or says its unit: `arrival=ts:ms`. Arrivals may be calendar times
-(ISO 8601). `error` is empty for a request that was served. `class` is rt or be.
+(ISO 8601, in any zone; without one in UTC). `error` is empty for a request that was served. `class`
+is rt or be. Commas, semicolons or tabs stand between columns.
 """
 
 from __future__ import annotations
+
+import re
 
 from twinserve.traces.measurement import Measurement
 from twinserve.traces.readers.columns import shown, unused
@@ -87,6 +90,7 @@ def _stamps(values: list[str]) -> list[float | str | None]:
     """Seconds of calendar times from the first; what is none stays as it is."""
     import pandas as pd
 
-    times = pd.to_datetime(pd.Series(values), format="ISO8601", utc=True, errors="coerce")
+    plain = [re.sub(r"(:\d\d),(\d)", r"\1.\2", text) for text in values]  # 10:00:00,5
+    times = pd.to_datetime(pd.Series(plain), format="ISO8601", utc=True, errors="coerce")
     seconds = (times - times.min()).dt.total_seconds().tolist()
     return [(text or None) if at != at else at for text, at in zip(values, seconds, strict=True)]
