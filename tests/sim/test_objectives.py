@@ -90,6 +90,12 @@ OBJECTIVES = st.lists(
 )
 
 
+def test_the_statistic_may_come_first():
+    assert parse_objectives("p95 ttft < 2 s; be: mean tpot < 40 ms") == parse_objectives(
+        "ttft p95 < 2 s; be: tpot mean < 40 ms"
+    )
+
+
 @given(OBJECTIVES)
 def test_what_an_objective_says_of_itself_is_read_as_that_objective(objectives):
     text = "; ".join(map(str, objectives))

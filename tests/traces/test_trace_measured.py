@@ -3,6 +3,7 @@ measurement, and says what is not in it."""
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -375,6 +376,25 @@ def test_calendar_times_of_a_table_are_seconds_from_the_first():
     options = ReadOptions(columns="arrival=when,prompt=in,output=out")
     w = read_bytes(text, "f", None, options)
     assert w.arrival_s.tolist() == [0.0, 1.5] and w.prompt_tokens.tolist() == [7, 5]
+
+
+def test_a_table_may_have_semicolons_and_times_of_any_zone():
+    text = (
+        b"When;In;Out;Who\n2025-01-01T02:00:02,5+02:00;5;6;a\n2025-01-01 00:00:03Z;7;8;b\n"
+        b"2024-12-31T18:30:04.25-0530;9;9;c\n2025-01-01 00:00:05;9,0;9;d\n"
+    )
+    options = ReadOptions(columns="arrival=when,prompt=in,output=out")
+    w = read_bytes(text, "f", None, options)
+    assert w.arrival_s.tolist() == [0.0, 0.5, 1.75, 2.5]
+    assert w.prompt_tokens.tolist() == [5, 7, 9, 9]
+    assert "fields not used: Who" in w.provenance.notices
+    tabs = read_bytes(text.replace(b";", b"\t"), "f", None, options)
+    assert tabs.arrival_s.tolist() == w.arrival_s.tolist()
+    near = replace(options, columns="arrival=whn,prompt=in,output=out")
+    with pytest.raises(WorkloadError, match="no column 'whn' .*: did you mean 'When'"):
+        read_bytes(text, "f", None, near)
+    with pytest.raises(WorkloadError, match="with the columns When, In, Out, Who: name them, as"):
+        read_bytes(text, "f.csv")
 
 
 def test_a_number_of_a_table_is_shown_as_the_table_has_it(measure):

@@ -245,7 +245,7 @@ def test_burstgpt_in_both_layouts():
     assert six.prompt_tokens.tolist() == eight.prompt_tokens.tolist() == [472]
     assert six.output_tokens.tolist() == eight.output_tokens.tolist() == [18]
     dropped = "1 rows without prompt or output tokens dropped"
-    assert six.provenance.notices == ("fields not used: model, log type", dropped)
+    assert six.provenance.notices == ("fields not used: Model, Log Type", dropped)
 
 
 def test_sharegpt_takes_the_first_prompt_and_its_answer():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinserve.traces.readers.columns import assemble, unused
+from twinserve.traces.readers.columns import assemble
 from twinserve.traces.readers.csvfile import Table
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import Workload
@@ -44,7 +44,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
         arrival_s=arrival,
         prompt_tokens=table.rows.whole("ContextTokens", table.numbers("ContextTokens")),
         output_tokens=table.rows.whole("GeneratedTokens", table.numbers("GeneratedTokens")),
-        notices=[*unused(table.names, (*COLUMNS, IMAGES)), *_images(table)],
+        notices=[*table.unused((*COLUMNS, IMAGES)), *_images(table)],
     )
 
 

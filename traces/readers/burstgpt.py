@@ -10,7 +10,7 @@ tokens failed and are dropped. Wang et al., BurstGPT, KDD 2025.
 
 from __future__ import annotations
 
-from twinserve.traces.readers.columns import assemble, unused
+from twinserve.traces.readers.columns import assemble
 from twinserve.traces.readers.csvfile import Table
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import Workload
@@ -29,5 +29,5 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
         arrival_s=table.rows.number("Timestamp", table.numbers("Timestamp")),
         prompt_tokens=table.rows.whole("Request tokens", table.numbers("Request tokens")),
         output_tokens=table.rows.whole("Response tokens", table.numbers("Response tokens")),
-        notices=unused(table.names, COLUMNS),
+        notices=table.unused(COLUMNS),
     )

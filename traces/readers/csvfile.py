@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from twinserve.traces.readers.columns import FIX, Rows, shown
+from twinserve.traces.readers.columns import FIX, Rows, shown, unused
 from twinserve.traces.readers.jsonl import decode_text
 from twinserve.traces.workload import WorkloadError
 
@@ -65,9 +65,7 @@ class Table:
                 convert_options=csv.ConvertOptions(column_types={k: pa.string() for k in keys}),
             )
         except (pa.ArrowException, ValueError) as e:
-            raise WorkloadError(
-                self._explain(text, path, str(e), len(names), self.delimiter)
-            ) from None
+            raise WorkloadError(self._explain(text, path, str(e), len(names))) from None
         self.names = keys
         self.titles = names
         self.columns = dict(zip(keys, (c.slice(1) for c in table.columns), strict=True))
@@ -93,10 +91,14 @@ class Table:
                 said = "check the format"
                 if near:
                     said = f"did you mean '{self.titles[self.names.index(near[0])]}'?"
-                have = shown(", ".join(self.titles))
+                have = ", ".join(map(shown, self.titles))
                 raise WorkloadError(
                     f"{self.rows.path}: line 1: no column '{name}' (found {have}): {said}"
                 )
+
+    def unused(self, known: Sequence[str]) -> list[str]:
+        """A notice that names the columns of which no use is made. known: in lower case."""
+        return unused([name for name in self.titles if name.lower() not in known], ())
 
     def text(self, name: str):
         """A column as an arrow array of text, without surrounding blanks."""

@@ -91,9 +91,10 @@ def detect_format(data: bytes, path: str) -> str:
         found = _by_header(head)
     if found is None:
         if path.endswith((".csv", ".tsv")) and (names := csvfile.header_names(head))[1:]:
+            have = ", ".join(map(shown, names))
             raise WorkloadError(
-                f"{path}: line 1: a table with the columns {shown(', '.join(names))}: name them, "
-                "as --columns arrival=COLUMN,prompt=COLUMN,output=COLUMN"
+                f"{path}: line 1: a table with the columns {have}: name them, as --columns "
+                "arrival=COLUMN,prompt=COLUMN,output=COLUMN"
             )
         known = ", ".join(READERS)
         raise WorkloadError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from twinserve.traces.measurement import Measurement
-from twinserve.traces.readers.columns import shown, unused
+from twinserve.traces.readers.columns import shown
 from twinserve.traces.readers.csvfile import Table
 from twinserve.traces.readers.measured.rows import Field, measured
 from twinserve.traces.readers.options import ReadOptions
@@ -73,7 +73,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         else None,
         ids=columns.get("id"),
         session=columns.get("session"),
-        notices=unused(table.names, [column.lower() for column, _ in names.values()]),
+        notices=table.unused([column.lower() for column, _ in names.values()]),
     )
 
 
