@@ -131,7 +131,14 @@ def _unless_empty(read: Callable[[str], Any], takes: str) -> Callable[[str], Any
     """A variable without a value stands for any number; whether it matters is told later."""
 
     def value(text: str) -> Any:
-        return text if plain(text) != text else read(text)
+        if plain(text) != text:
+            return text
+        try:
+            return read(text)
+        except ValueError as error:
+            if read in (human_integer, human_length):
+                raise argparse.ArgumentTypeError(str(error)) from None
+            raise
 
     value.__name__ = {"whole": "whole number", "integer": "number"}.get(takes, takes)
     return value

@@ -33,8 +33,21 @@ def servers(doc: Map, where: str, beside: Beside) -> list[Found]:
     for name, service in services.items():
         if isinstance(service, Map):
             line = services.lines.get(name, 1)
-            found += _of_service(Word(name, line), service, values, where, beside)
+            whole = _extended(service, services)
+            found += _of_service(Word(name, line), whole, values, where, beside)
     return found
+
+
+def _extended(service: Map, services: Map) -> Map:
+    """With what it has from another service of the file (`extends`)."""
+    said = service.get("extends")
+    name = said.get("service") if isinstance(said, Map) and not said.get("file") else said
+    whole = Map()
+    whole.line = service.line
+    for one in (part(services, str(name)) if name is not None else Map(), service):
+        whole.update(one)
+        whole.lines |= one.lines
+    return whole
 
 
 def _of_service(

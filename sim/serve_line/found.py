@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -70,8 +71,10 @@ def one_server(found: list[Found], where: str, noun: str, name: str | None) -> l
         nodes = sum(one.replicas for one in found) - sum(one.replicas for one in heads)
         heads[0].nodes += nodes if len(heads) == 1 else 0
         found = heads
-    roles = [one.role for one in found]
+    roles = [one.role or _role(one.launch.argv) for one in found]
     if len(found) == 2 and set(roles) == {PREFILL, DECODE}:
+        for one, role in zip(found, roles, strict=True):
+            one.role = role
         return sorted(found, key=lambda one: one.role == DECODE)
     if len(found) > 1:
         names = ", ".join(one.name or f"line {one.line}" for one in found)
@@ -79,6 +82,12 @@ def one_server(found: list[Found], where: str, noun: str, name: str | None) -> l
         line = line_of(found[1].name, found[1].line)
         raise ServeLineError(f"{where}:{line}: {len(found)} {noun}s with vLLM: {names}; {hint}")
     return found
+
+
+def _role(argv: list[Word]) -> str | None:
+    """Of a server that only gives KV to another one, or only takes it."""
+    said = re.search(r'"kv_role"\s*:\s*"kv_(producer|consumer)"', " ".join(argv))
+    return None if said is None else PREFILL if said[1] == "producer" else DECODE
 
 
 def words_of(value: object, line: int = 1) -> list[Word]:

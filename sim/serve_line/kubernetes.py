@@ -178,7 +178,7 @@ def node_labels(pod: Mapping) -> list[tuple[str, tuple[str, ...]]]:
     required = part(
         pod, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"
     )
-    for term in maps_of(required, "nodeSelectorTerms"):
+    for term in [*maps_of(required, "nodeSelectorTerms"), *maps_of(pod, "nodeSelectorTerms")]:
         for said in maps_of(term, "matchExpressions"):
             if said.get("operator") == "In":
                 found.append((str(said.get("key")), tuple(map(str, listed(said, "values")))))

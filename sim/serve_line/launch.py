@@ -17,6 +17,7 @@ _TALK = (
     "echo printf grep pkill pgrep kill curl wget cat pip pip3 which man apt apt-get tee alias sed "
     "awk ps mkdir cd"
 ).split()
+_CARRIERS = {"tmux", "screen", "ssh", "eval", "su", "runuser", "parallel", "watch", "xargs"}
 _BOXES = {"docker", "podman", "nerdctl"}
 # Options of `docker run` that stand alone; all others take a word.
 _ALONE = (
@@ -86,6 +87,11 @@ def of_words(
     if not words or _base(words[0]) in _TALK:
         return []
     names = [_base(word) for word in words]
+    if names[0] in _CARRIERS:
+        texts = [Word(" ".join(words[1:]), line_of(words[0]))] if names[0] == "eval" else words
+        inside = [one for text in texts if " " in text for one in _in_text(text, env, defaults)]
+        if inside:
+            return inside
     for i, name in enumerate(names):
         if name == "env":
             rest = [w for w in words[i + 1 :] if not re.fullmatch(r"-[iu0]|--ignore-.*", w)]
@@ -103,6 +109,10 @@ def of_words(
         if begins is not None:
             return [Launch(words[begins:], dict(env), image, line_of(words[i]))]
     return []
+
+
+def _in_text(text: Word, env: Mapping[str, str], defaults: list[str] | None) -> list[Launch]:
+    return launches(text, env, line_of(text), defaults)
 
 
 def _start(words: Sequence[Word], names: Sequence[str], i: int) -> int | None:

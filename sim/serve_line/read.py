@@ -138,10 +138,13 @@ def _of_script(text: str, where: str, beside: Beside) -> tuple[list[Found], str,
         for command in commands
         for launch in of_command(command, defaults)
     ]
+    if any(of_command(command) for command in commands if command.looped):
+        found[0].warnings.append("a loop: one of the servers that it starts")
     if found:
         for one in found:
             one.release = pinned_release(text)
-        return found, "server", beside
+        written = {c.into: c.here[0] for c in commands if c.into and c.here}
+        return found, "server", lambda name: written.get(name) or beside(name)
     for command in commands:
         for body in command.here:
             if re.search(r"(?m)^(?:apiVersion|services):", body):

@@ -2,9 +2,9 @@
 gives to variables.
 
 Understood: quotes, line continuations, comments, assignments, arrays, `export`, here-documents,
-`$NAME`, `${NAME:-default}` and its kin, `$((A * B))`. What only a run would tell, such as
-`$(command)` or `${NAME%suffix}`, stays in its word as an expansion without a value. All branches
-are read; an assignment in one counts if the variable has no value yet.
+`$NAME`, `${NAME:-default}` and its kin, `$((A * B))`, functions with their arguments. What only a
+run would tell, such as `$(command)` or `${NAME%suffix}`, stays in its word as an expansion without
+a value. All branches are read; an assignment in one counts if the variable has no value yet.
 """
 
 from __future__ import annotations
@@ -25,23 +25,30 @@ _SKIPPED = {"then", "else", "elif", "do", "{", "}", "!", "time", "if", "while", 
 _BRACED = re.compile(
     r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(\[[@*0-9]+\])?(?:(:?[-=+?])(.*))?", re.DOTALL
 )
+_FUNCTION = re.compile(r"(?m)^[ \t]*(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)\s*\{")
+_TESTS = {"[", "[[", "test"}
+_DEEPEST = 4  # of functions that call each other
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod)
 
 
 @dataclass
 class Command:
     """words: expanded. env: variables that were exported so far, or stand before it. here: texts of
-    its here-documents, with their lines."""
+    its here-documents, with their lines. into: the file that it writes. looped: it stands in a
+    `for`."""
 
     words: list[Word]
     env: dict[str, str]
     line: int
     here: list[Word] = field(default_factory=list)
+    into: str = ""
+    looped: bool = False
 
 
 @dataclass
 class _Variables:
-    """defaults: variables whose value is a default of an expansion."""
+    """values: `1`, `2` and `@` are the arguments of a function. defaults: variables whose value is
+    a default of an expansion."""
 
     values: dict[str, Value]
     exported: set[str]
@@ -68,7 +75,43 @@ def read_shell(
     variables whose default was taken.
     """
     variables = _Variables(dict(env), set(env), [] if defaults is None else defaults)
-    return list(_Reader(text, variables, line).commands())
+    text, functions = _without_functions(text, line)
+    return list(_called(_Reader(text, variables, line), functions))
+
+
+def _without_functions(text: str, line: int) -> tuple[str, dict[str, Word]]:
+    """The text with blank lines where its functions were, and their bodies by name."""
+    functions: dict[str, Word] = {}
+    while (said := _FUNCTION.search(text)) is not None:
+        end = _closing(text, said.end() - 1, "{", "}")
+        begins = line + text.count("\n", 0, said.end())
+        functions[said[1]] = Word(text[said.end() : end - 1], begins)
+        text = text[: said.start()] + "\n" * text.count("\n", said.start(), end) + text[end:]
+    return text, functions
+
+
+def _called(reader: _Reader, functions: Mapping[str, Word], deep: int = 0) -> Iterator[Command]:
+    """The commands, those of functions where these are called."""
+    variables = reader.variables
+    for command in reader.commands():
+        name = command.words[0] if command.words else ""
+        if name == "shift":
+            taken = int(command.words[1]) if command.words[1:] else 1
+            _set_arguments(variables, _listed(variables.values.get("@", []))[taken:])
+        elif name in functions and deep < _DEEPEST:
+            before = dict(variables.values)
+            _set_arguments(variables, [str(word) for word in command.words[1:]])
+            body = functions[name]
+            yield from _called(_Reader(body, variables, body.line), functions, deep + 1)
+            variables.values = before
+        else:
+            yield command
+
+
+def _set_arguments(variables: _Variables, words: list[str]) -> None:
+    kept = {k: v for k, v in variables.values.items() if not (k.isdigit() or k == "@")}
+    numbered = {str(i): word for i, word in enumerate(words, 1)}
+    variables.values = {**kept, **numbered, "@": words}
 
 
 class _Reader:
@@ -77,21 +120,26 @@ class _Reader:
         self.pending: list[tuple[str, bool, Command]] = []  # here-documents to come
 
     def commands(self) -> Iterator[Command]:
-        depth = 0
+        within: list[str] = []  # what opened the blocks around a command
+        tested = False  # what follows happens if a test was true
         while self.at < len(self.text):
             command, assigned, first = self._command()
-            depth += (first in _OPENS) - (first in _SHUTS)
+            within += [first] * (first in _OPENS)
+            if first in _SHUTS and within:
+                within.pop()
+            command.looped = "for" in within
             variables = self.variables
             if not command.words or command.words[0] in _DECLARES:
                 declared = command.words[:1] == ["export"]
                 for name, value in assigned:
-                    if not (depth > 0 and variables.values.get(name)):
+                    if not ((within or tested) and variables.values.get(name)):
                         variables.values[name] = value
                     variables.exported |= {name} if declared else set()
                 if declared:
                     variables.exported.update(w for w in command.words[1:] if "=" not in w)
             else:
                 command.env = variables.env() | {k: _joined(v) for k, v in assigned}
+            tested = first in _TESTS or (tested and not command.words and not assigned)
             if command.words or command.here:
                 yield command
 
@@ -162,8 +210,10 @@ class _Reader:
         while self.text[self.at : self.at + 1] in (" ", "\t"):
             self.at += 1
         begins = self.at
-        self._word()
+        target = "".join(self._word())
         raw = self.text[begins : self.at]
+        if sign.endswith(">"):
+            command.into = target
         if sign.endswith(("<<", "<<-")):
             self.pending.append((raw.strip("'\"\\"), raw[:1] not in "'\"\\", command))
 
@@ -275,7 +325,8 @@ def expand(text: str, at: int, variables: _Variables, quoted: bool = True) -> tu
     """The expansion that begins at `at` with $ or `: where it ends, and its value."""
     if text[at] == "`":
         end = _end(text.find("`", at + 1), text) + 1
-        return end, without_value(text[at:end])
+        is_comment = text[at + 1 : end].lstrip().startswith("#")
+        return end, [] if is_comment else without_value(text[at:end])
     if text.startswith("$((", at):
         end = _closing(text, at + 1, "(", ")")
         return end, _arithmetic(text[at + 3 : end - 2], text[at:end], variables)
@@ -289,9 +340,9 @@ def expand(text: str, at: int, variables: _Variables, quoted: bool = True) -> tu
     if name is not None:
         return name.end(), _value(name[0], name[0], variables, f"${name[0]}")
     if text[at + 1 : at + 2] in ("@", "*"):
-        return at + 2, []
+        return at + 2, variables.values.get("@", [])
     if text[at + 1 : at + 2] and text[at + 1] in "0123456789?$!#":
-        return at + 2, without_value(text[at : at + 2])
+        return at + 2, _value(text[at + 1], text[at + 1], variables, text[at : at + 2])
     return at + 1, "$"
 
 
@@ -306,14 +357,17 @@ def _braced(inside: str, raw: str, variables: _Variables) -> Value:
         return without_value(raw)
     name, index, sign, word = said.groups()
     if name in ("@", "*"):
-        return []
+        return variables.values.get("@", [])
     found = variables.values.get(name)
     unset = found is None or (sign is not None and sign[0] == ":" and not _joined(found))
     if sign and sign[-1] == "+":
         return "" if unset else _expanded_text(word, variables)
     if unset and sign and sign[-1] in "-=":
         variables.defaults.append(name)
-        return _expanded_text(word.strip("\"'"), variables)
+        default = _expanded_text(word.strip("\"'"), variables)
+        if sign[-1] == "=":
+            variables.values[name] = default
+        return default
     if found is None:
         return without_value(raw)
     if index and index[1:-1].isdigit():

@@ -1,0 +1,62 @@
+"""What scripts, and files that name other servers, start."""
+
+from __future__ import annotations
+
+import pytest
+
+from twinserve.sim.serve_line.read import read_servers
+
+_SCRIPTS: dict[str, tuple[str, dict]] = {
+    "a function with arguments": (
+        'run() {\n  local model="$1" tp=$2\n  shift 2\n  vllm serve "$model" -tp=$tp "$@" &\n}\n'
+        "run Qwen/Qwen3-32B 4 --max-model-len 16k\n",
+        {"model": "Qwen/Qwen3-32B", "tp": 4, "max_model_len": 16_000},
+    ),
+    "a config that the script writes": (
+        "cat > /tmp/c.yaml <<EOF\nmodel: Qwen/Qwen3-8B\nmax-num-seqs: 64\nEOF\n"
+        "vllm serve --config /tmp/c.yaml\n",
+        {"model": "Qwen/Qwen3-8B", "max_num_seqs": 64},
+    ),
+    "a value that := gives": (
+        ': "${MODEL:=Qwen/Qwen3-8B}"\nvllm serve $MODEL `# here` --max-num-seqs 8\n',
+        {"model": "Qwen/Qwen3-8B", "max_num_seqs": 8, "warn": ["${MODEL}: defaults taken"]},
+    ),
+    "a text for another shell": (
+        "tmux new -d -s v 'CUDA_VISIBLE_DEVICES=0,1 uv run vllm serve Qwen/Qwen3-8B -tp 2'\n",
+        {"model": "Qwen/Qwen3-8B", "tp": 2},
+    ),
+    "an assignment behind a test": (
+        'O="--max-num-seqs 8"\n[ -n "$X" ] && O="$O $X"\neval "vllm serve Qwen/Qwen3-8B $O"\n',
+        {"model": "Qwen/Qwen3-8B", "max_num_seqs": 8},
+    ),
+    "a loop": (
+        "for i in 0 1; do vllm serve Qwen/Qwen3-8B --port 800$i & done\n",
+        {"model": "Qwen/Qwen3-8B", "warn": ["a loop: one of the servers that it starts"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", _SCRIPTS)
+def test_what_scripts_do(what, tmp_path):
+    text, wanted = _SCRIPTS[what]
+    (tmp_path / "run.sh").write_text(text, encoding="utf-8")
+    (server,) = read_servers(str(tmp_path / "run.sh"))
+    assert {name: getattr(server, name) for name in wanted} == wanted
+
+
+def test_a_producer_and_a_consumer_of_a_script_are_a_fleet(tmp_path):
+    line = """vllm serve Qwen/Qwen3-8B --kv-transfer-config '{"kv_connector":"NixlConnector","""
+    roles = "".join(f'{line}"kv_role":"kv_{role}"}}\' &\n' for role in ("consumer", "producer"))
+    (tmp_path / "run.sh").write_text(roles, encoding="utf-8")
+    assert [one.role for one in read_servers(str(tmp_path / "run.sh"))] == ["prefill", "decode"]
+
+
+def test_a_service_has_what_it_extends(tmp_path):
+    path = tmp_path / "compose.yml"
+    path.write_text(
+        "services:\n  base:\n    image: vllm/vllm-openai:v0.9.0\n    command: sleep inf\n"
+        "  b:\n    extends: {service: base}\n    command: --model Qwen/Qwen3-32B -tp=2\n",
+        encoding="utf-8",
+    )
+    server = read_servers(f"{path}#b")[0]
+    assert (server.model, server.tp, server.release) == ("Qwen/Qwen3-32B", 2, "0.9.0")
