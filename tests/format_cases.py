@@ -14,7 +14,7 @@ import cyclopts
 import pyarrow.parquet as pq
 
 from tests.experiments.squares import CALLS, square
-from tests.sim.test_report_folders import PLAN, put
+from tests.sim.test_report_folders import LIMIT, PLAN, put
 from twinserve.experiments.attention.main import KERNELS, Report
 from twinserve.experiments.campaign.main import main as campaign
 from twinserve.experiments.campaign.setup import CAMPAIGN, Store
@@ -35,11 +35,12 @@ from twinserve.profiles.profile import PROFILE, load_profile, save_profile
 from twinserve.sim.cli.main import main as twinserve
 from twinserve.sim.cli.main import run_app, simulate_main
 from twinserve.sim.report.found import Found
+from twinserve.sim.report.limit_part import limit_part
 from twinserve.sim.report.plan_part import plan_part
 from twinserve.sim.results.decisions import LOG, read_log
 from twinserve.sim.results.files import RESULTS, read_run
 from twinserve.sim.results.routing import ROUTING, RoutingWriter, read_routing
-from twinserve.sim.results.versions import PLANS
+from twinserve.sim.results.versions import LIMITS, PLANS
 from twinserve.sim.sweep.grid import Point, run_grid
 from twinserve.sim.sweep.points import KEPT, POINTS
 from twinserve.traces.load import load_trace
@@ -245,6 +246,12 @@ CASES = (
         PLANS,
         lambda folder: put(folder / "plan", "plan", PLANS.numbered(PLAN)) / "plan.json",
         lambda file: repr(plan_part(Found("plan", file.parent, "plan", file.parent))),
+        ((twinserve, "report {folder} --out {folder}/page.html"),),
+    ),
+    Case(
+        LIMITS,
+        lambda folder: put(folder / "limit", "limit", LIMITS.numbered(LIMIT)) / "limit.json",
+        lambda file: repr(limit_part(Found("limit", file.parent, "limit", file.parent))),
         ((twinserve, "report {folder} --out {folder}/page.html"),),
     ),
     Case(

@@ -116,7 +116,7 @@ def sweep(
         check_runnable(found)
         return found
 
-    runs = of.runs_of(of.crossed(_sources(grid)), copies, build)
+    runs = of.runs_of(of.crossed(sources_of(grid)), copies, build)
     measured = measured_with(goodput, warmup, percentiles=percentiles)
 
     def report(done: int, failed: int) -> None:
@@ -141,7 +141,7 @@ def sweep(
     return Sweep(table, frame, failures, tuple(axes))
 
 
-def _sources(grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]) -> list[of.Source]:
+def sources_of(grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]) -> list[of.Source]:
     """Of what a caller has instead of flags and files. Raises SettingsError."""
     if isinstance(grid, Mapping):
         if not grid:

@@ -67,10 +67,11 @@ def limit(
     quiet: bool
         No progress.
     """
-    from twinserve.sim.cli.limit_show import described, limit_charts, print_limits
     from twinserve.sim.cli.sweep import runs_of_flags
     from twinserve.sim.plan.limit import find_limits
+    from twinserve.sim.plan.limit_show import described, print_limits
     from twinserve.sim.plan.waves import WAVE
+    from twinserve.sim.report.limit_part import limit_charts
     from twinserve.sim.report.static import picture
     from twinserve.sim.results.files import dump_json, plain
     from twinserve.sim.results.folders import resolved, try_to_write
@@ -100,11 +101,12 @@ def limit(
                 processes,
                 lambda done, left: progress.part(0.0, f"{done} runs, {left} searches left"),
             )
-    text = dump_json(plain(described(found)))
+    document = plain(described(found))
+    text = dump_json(document)
     if folder is not None:
         pictures = [
             (folder / f"{chart.key.removeprefix('limit-')}.png", picture(chart))
-            for chart in limit_charts(found)
+            for chart in limit_charts(document)
         ]
         write_together([*pictures, (folder / "limit.json", text.encode())])
     if as_json:

@@ -192,21 +192,3 @@ def best(pairs: Sequence[tuple[str, float]], unit: str, high: bool = False) -> s
     if len(known) == 1 or said[0] == said[1]:
         return said[0].strip()
     return f"from {said[0].strip()} ({first}) to {said[1].strip()} ({last})"
-
-
-def front(points: Sequence[tuple[float, float]], low_x: bool, low_y: bool) -> list[int]:
-    """Pareto's front: places of the points that no other point equals in one and beats in the
-    other, in order of x. low_x, low_y: whether less is better. Points with NaN are on no front."""
-    signed = [
-        (x if low_x else -x, y if low_y else -y, i)
-        for i, (x, y) in enumerate(points)
-        if np.isfinite(x) and np.isfinite(y)
-    ]
-    found: list[tuple[float, int]] = []
-    least = np.inf
-    previous: tuple[float, float] | None = None
-    for x, y, i in sorted(signed):
-        if y < least or (x, y) == previous:
-            found.append((points[i][0], i))
-            least, previous = min(least, y), (x, y)
-    return [i for _, i in sorted(found)]

@@ -1,5 +1,5 @@
-"""What is in the folders of a report: runs, sweeps, plans, comparisons and validations, at whatever
-depth, in the order in which they were given."""
+"""What is in the folders of a report: runs, sweeps, plans, limits, comparisons and validations, at
+whatever depth, in the order in which they were given."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ MARKS = {
     "run": "run.json",
     "sweep": "sweep.json",
     "plan": "plan.json",
+    "limit": "limit.json",
     "comparison": "compare.json",
     "validation": "validation.json",
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from twinserve.errors import worded
 from twinserve.sim.report.found import Found, find
+from twinserve.sim.report.limit_part import limit_part
 from twinserve.sim.report.page import Part, render
 from twinserve.sim.report.plan_part import plan_part
 from twinserve.sim.report.runs_part import runs_part
@@ -23,7 +24,12 @@ from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import check_free, write_together
 
 _SHOWN = 3  # runs that a title names
-_READERS = {"sweep": sweep_part, "plan": plan_part, "comparison": comparison_part}
+_READERS = {
+    "sweep": sweep_part,
+    "plan": plan_part,
+    "limit": limit_part,
+    "comparison": comparison_part,
+}
 
 
 def write_report(

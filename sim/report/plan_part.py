@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from twinserve.sim.report.chart import Chart, Curve, best, front, number
+from twinserve.sim.report.chart import Chart, Curve, best, number
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
 from twinserve.sim.report.run_charts import pareto
@@ -15,6 +15,7 @@ from twinserve.sim.results.checked import Shape, check_shape
 from twinserve.sim.results.command import command
 from twinserve.sim.results.files import ResultsError
 from twinserve.sim.results.options import LATENCIES
+from twinserve.sim.results.parts import front
 from twinserve.sim.results.versions import PLANS
 
 _NUMBER, _MAYBE = Shape("number"), Shape("number", null=True)

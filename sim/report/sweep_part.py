@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from twinserve.errors import worded
-from twinserve.sim.report.chart import Chart, front
+from twinserve.sim.report.chart import Chart
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.metric_names import label
 from twinserve.sim.report.over import CI, cell_of, is_number, names_of, over, values
@@ -21,6 +21,7 @@ from twinserve.sim.results.checked import Shape
 from twinserve.sim.results.command import command
 from twinserve.sim.results.files import ResultsError, dump_json
 from twinserve.sim.results.options import measured_again
+from twinserve.sim.results.parts import front
 
 _SHAPE = Shape(
     "object",

@@ -1,5 +1,5 @@
 """How sure a share of requests is: by parts of a run, since requests of one run depend on each
-other, as a burst makes many of them late at once."""
+other, as a burst makes many of them late at once. And which points others do not beat."""
 
 from __future__ import annotations
 
@@ -46,3 +46,21 @@ def ratio(parts: Sequence[tuple[int, int]]) -> tuple[float, float]:
 def student(freedom: int) -> float:
     """The table's value at the next smaller number of degrees of freedom."""
     return _STUDENT[max(n for n in _STUDENT if n <= freedom)]
+
+
+def front(points: Sequence[tuple[float, float]], low_x: bool, low_y: bool) -> list[int]:
+    """Pareto's front: places of the points that no other point equals in one and beats in the
+    other, in order of x. low_x, low_y: whether less is better. Points with NaN are on no front."""
+    signed = [
+        (x if low_x else -x, y if low_y else -y, i)
+        for i, (x, y) in enumerate(points)
+        if np.isfinite(x) and np.isfinite(y)
+    ]
+    found: list[tuple[float, int]] = []
+    least = np.inf
+    previous: tuple[float, float] | None = None
+    for x, y, i in sorted(signed):
+        if y < least or (x, y) == previous:
+            found.append((points[i][0], i))
+            least, previous = min(least, y), (x, y)
+    return [i for _, i in sorted(found)]

@@ -133,5 +133,6 @@ RESULTS: Format[Stored] = Format(
     upgrades=(_from_0, _from_1, _from_2, _from_3),
 )
 
-# plan.json of `twinserve plan`, which `twinserve report` reads.
+# limit.json and plan.json, which `twinserve report` reads.
+LIMITS: Format[dict] = Format("limits", version=1, by="twinserve limit --out DIR", oldest=1)
 PLANS: Format[dict] = Format("plans", version=1, by="twinserve plan --out DIR", oldest=1)

@@ -21,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from twinserve.errors import TwinserveError
     from twinserve.sim.api.comparisons import Comparison, compare
+    from twinserve.sim.api.limits import Limits, limit
     from twinserve.sim.api.plans import Plan, plan
     from twinserve.sim.api.plots import Plot
     from twinserve.sim.api.runs import Run, Runs, read_runs, simulate
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Comparison",
+    "Limits",
     "Plan",
     "Plot",
     "Run",
@@ -35,6 +37,7 @@ __all__ = [
     "Sweep",
     "TwinserveError",
     "compare",
+    "limit",
     "plan",
     "read_runs",
     "simulate",
@@ -57,6 +60,7 @@ if _lost:
 _PLACES = {
     "errors": ("TwinserveError",),
     "sim.api.comparisons": ("Comparison", "compare"),
+    "sim.api.limits": ("Limits", "limit"),
     "sim.api.plans": ("Plan", "plan"),
     "sim.api.plots": ("Plot",),
     "sim.api.runs": ("Run", "Runs", "read_runs", "simulate"),

@@ -329,6 +329,21 @@ def test_a_plan_takes_a_servers_words():
     assert found.best is not None and found.best["replicas"] == 1
 
 
+def test_limits_are_those_of_the_command(capsys):
+    asked = {"trace": "sharegpt", "requests": 150, "profile": "qwen3-8b@h100", "max_num_seqs": 8}
+    found = ts.limit("e2el p80 < 4 s", concurrency=True, **asked)
+    words = "limit -t sharegpt --requests 150 --profile qwen3-8b@h100 --max-num-seqs 8".split()
+    with pytest.raises(SystemExit):
+        main([*words, "--slo", "e2el p80 < 4 s", "--concurrency", "--workers", "1", "--json"])
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found.document))
+    assert found.load == found.document["limits"][0]["load"]
+    assert sorted(found.table.load) == [p["load"] for p in found.document["limits"][0]["points"]]
+    assert f"{found.load} clients" in repr(found) and "keep the objectives" in str(found)
+    assert found.plot("e2el").figure.axes and "<pre " in found._repr_html_()
+    with pytest.raises(ts.TwinserveError, match="no chart 'tpot'; there are e2el, front"):
+        found.plot("tpot")
+
+
 def test_a_plan_in_which_nothing_is_enough_says_so(asked):
     trace, _, prices = asked
     found = ts.plan(

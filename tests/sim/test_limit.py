@@ -8,10 +8,10 @@ import pytest
 
 from tests.parameters import mostly_nightly
 from tests.sim.planned import GPU, MODEL, write_trace
-from twinserve.sim.cli.limit_show import broken
 from twinserve.sim.cli.main import BAD_INPUT, main
 from twinserve.sim.plan import limit as limits
 from twinserve.sim.plan.limit import Limit, Limits, find_limits, load_at, place_of
+from twinserve.sim.plan.limit_show import broken
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.sweep.executors import InThisProcess
 

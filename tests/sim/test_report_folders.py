@@ -16,6 +16,7 @@ from twinserve.sim.report.chart import number
 from twinserve.sim.report.found import MARKS, find
 from twinserve.sim.report.html import write_report
 from twinserve.sim.results.files import ResultsError
+from twinserve.sim.results.versions import LIMITS
 
 TEX = r"$$\frac{1}{0}$$<i>\[x\]\(y\)"
 HOSTILE = "<img src=x onerror=alert(1)>$\\frac{1}{0}$\x00</script>\u202e&amp;"
@@ -96,6 +97,27 @@ VALIDATION = {
     ],
 }
 SWEEP = {"common": {"policy": ["vllm"], "trace": "sharegpt", "kv": None}, "seeds": [0, 1]}
+
+
+def _point(load: float, ttft_s: float, user: float) -> dict:
+    kept = {"objective": "rt: TTFT p90 < 1 s", "share": 0.95, "value_s": ttft_s}
+    return {"load": load, "attained": [kept], "tokens_per_s_user": user, "grows": False} | {
+        "tokens_per_s_gpu": 100 * load
+    }
+
+
+LIMIT = {
+    "objectives": ["rt: TTFT p90 < 1 s"],
+    "bounds": [{"name": "TTFT p90", "metric": "ttft", "bound_s": 1.0, "bound": "1 s"}],
+    "lines": ["a@h100: 4 requests/s keep the objectives"],
+    "table": {"head": ["requests/s", "TTFT p90, ms"], "rows": [["4", "800"], ["5", "1,200"]]},
+    "notices": [],
+    "unit": "requests/s",
+    "limits": [
+        {"setting": "a@h100", "load": 4, "points": [_point(4, 0.8, 50), _point(5, 1.2, 40)]}
+    ],
+    "front": [{"setting": "a@h100", "load": 4}, {"setting": "a@h100", "load": 5}],
+}
 
 
 def put(folder: Path, kind: str, document: dict) -> Path:
@@ -217,6 +239,15 @@ def test_a_plan_shows_what_binds_its_memory_and_its_front(page):
     head, *rows = Page(page).numbers(page, "plan-front")
     assert {r[2] for r in rows} == {"7.5", "9.25", "11"}
     assert "twinserve plan --model m --slo &#x27;ttft p90 &lt; 1 s&#x27; --trace t.csv" in page
+
+
+def test_limits_show_what_is_kept_and_the_front(tmp_path):
+    put(tmp_path / "found", "limit", LIMITS.numbered(LIMIT))
+    shown = write_report([tmp_path / "found"], tmp_path / "page.html").read_text()
+    assert "<h1>Limit found" in shown and LIMIT["lines"][0] in shown
+    assert ["4", "800"] in next(t for t in Page(shown).tables if t[0][0] == "requests/s")
+    head, *rows = Page(shown).numbers(shown, "limit-front")
+    assert {r[2] for r in rows} == {"40", "50"}
 
 
 @pytest.mark.slow

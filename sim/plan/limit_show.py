@@ -11,10 +11,10 @@ from rich.table import Table
 
 from twinserve.sim.plan.limit import STEP, Limit, Limits, Point
 from twinserve.sim.plan.verdicts import Attained
-from twinserve.sim.report.chart import Chart, Curve, best, front, spans_decades
-from twinserve.sim.report.run_charts import pareto
 from twinserve.sim.results.options import LATENCIES, Objective, spoken
+from twinserve.sim.results.parts import front
 from twinserve.sim.results.paths import text_of
+from twinserve.sim.results.versions import LIMITS
 
 _WIDEST = 160  # of a table where it goes into a file
 
@@ -35,22 +35,27 @@ def print_limits(found: Limits, console: Console | None = None) -> None:
     console = console or Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _WIDEST)
-    said = ", ".join(map(str, found.objectives))
-    step = "" if found.closed else f"; steps of {STEP:.0%}"
-    count = found.limits[0].setting.requests
-    console.print(f"objectives: {said}; {count:,} requests a run{step}", markup=False)
-    for limit in found.limits:
-        for line in lines_of(limit, found):
-            console.print(line, markup=False)
-    if len(found.limits) == 1:
-        console.print(_curve(found.limits[0], found))
-    else:
-        console.print(_compared(found))
-    for notice in dict.fromkeys(n for limit in found.limits for n in limit.notices):
+    for line in lines_of(found):
+        console.print(line, markup=False)
+    console.print(_table(*_cells_of(found)))
+    for notice in _notices(found):
         console.print(f"note: {notice}", markup=False)
 
 
-def lines_of(limit: Limit, found: Limits) -> Iterator[str]:
+def _notices(found: Limits) -> list[str]:
+    return list(dict.fromkeys(n for limit in found.limits for n in limit.notices))
+
+
+def lines_of(found: Limits) -> list[str]:
+    """What was asked, and what each server keeps."""
+    said = ", ".join(map(str, found.objectives))
+    step = "" if found.closed else f"; steps of {STEP:.0%}"
+    count = found.limits[0].setting.requests
+    lines = [f"objectives: {said}; {count:,} requests a run{step}"]
+    return lines + [line for limit in found.limits for line in _lines(limit, found)]
+
+
+def _lines(limit: Limit, found: Limits) -> Iterator[str]:
     """Return lines on the load that one server keeps, and on what breaks first."""
     unit, name = unit_of(found), name_of(limit)
     if limit.load is None:
@@ -127,40 +132,40 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _curve(limit: Limit, found: Limits) -> Table:
-    rows = [
-        [
-            f"{p.load:g}",
-            *_cells(p, limit.setting.gpus, found.objectives),
-            p.answer,
-            p.queue[0] or "-",
-        ]
-        for p in limit.points
-    ]
-    return _table([unit_of(found), *_heads(found), "answer", "queue"], rows)
-
-
-def _compared(found: Limits) -> Table:
-    """A row for each server at its limit."""
-    rows = []
-    ahead = {label for label, *_ in on_front(found)}
+def _cells_of(found: Limits) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: of one server each load, of several each at its limit."""
+    unit, heads = unit_of(found), _heads(found)
+    if len(found.limits) == 1:
+        (limit,) = found.limits
+        points = [(p, _cells(p, limit.setting.gpus, found.objectives)) for p in limit.points]
+        rows = [[f"{p.load:g}", *cells, p.answer, p.queue[0] or "-"] for p, cells in points]
+        return [unit, *heads, "answer", "queue"], rows
+    rows, ahead = [], {label for label, *_ in on_front(found)}
     for limit in found.limits:
-        point = limit.point
-        gpus = limit.setting.gpus
-        cells = ["-"] * len(_heads(found))
+        point, gpus = limit.point, limit.setting.gpus
+        cells = ["-"] * len(heads)
         if point is not None:
             cells = _cells(point, gpus, found.objectives)
         load = "-" if limit.load is None else f"{limit.load:g}"
         mark = "yes" if name_of(limit) in ahead else "no"
         rows.append([name_of(limit), load, f"{gpus}", *cells, mark])
-    return _table(["setting", unit_of(found), "GPUs", *_heads(found), "on the front"], rows)
+    return ["setting", unit, "GPUs", *heads, "on the front"], rows
 
 
 # -- for programs ----------------------------------------------------------------------------------
 def described(found: Limits) -> dict[str, Any]:
     """limit.json."""
-    return {
+    head, rows = _cells_of(found)
+    document = {
         "objectives": [str(one) for one in found.objectives],
+        "bounds": [
+            {"name": f"{LATENCIES[o.metric]} {o.statistic}", "metric": o.metric}
+            | {"bound_s": o.bound_s, "bound": spoken(o.bound_s)}
+            for o in found.objectives
+        ],
+        "lines": lines_of(found),
+        "table": {"head": head, "rows": rows},
+        "notices": _notices(found),
         "unit": unit_of(found),
         "runs": found.runs,
         "limits": [_limit(limit) for limit in found.limits],
@@ -169,6 +174,7 @@ def described(found: Limits) -> dict[str, Any]:
             for name, load, x, y in on_front(found)
         ],
     }
+    return LIMITS.numbered(document)
 
 
 def _limit(limit: Limit) -> dict[str, Any]:
@@ -199,6 +205,7 @@ def _limit(limit: Limit) -> dict[str, Any]:
                     | {"high": a.high, "value_s": a.value_s}
                     for a in p.attained
                 ],
+                "grows": p.grows,
                 **p.numbers,
                 "tokens_per_s_gpu": _per_gpu(p, gpus),
             }
@@ -207,7 +214,6 @@ def _limit(limit: Limit) -> dict[str, Any]:
     }
 
 
-# -- pictures --------------------------------------------------------------------------------------
 def on_front(found: Limits) -> list[tuple[str, float, float, float]]:
     """(setting, load, tokens/s of a user, output tokens/s of a GPU) of the points that no other
     point beats in both, of all loads at which the queue does not grow."""
@@ -223,47 +229,3 @@ def _interactive(found: Limits) -> list[tuple[str, float, float, float]]:
         for p in limit.points
         if not p.grows and np.isfinite(p.numbers["tokens_per_s_user"])
     ]
-
-
-def limit_charts(found: Limits) -> Iterator[Chart]:
-    """Latency over load, a chart for each objective; tokens of a GPU against those of a user."""
-    unit = unit_of(found)
-    for objective in found.objectives:
-        name = f"{LATENCIES[objective.metric]} {objective.statistic}"
-        curves, ends = [], []
-        for colour, limit in enumerate(found.limits):
-            known = [(p.load, one.value_s) for p in limit.points if (one := _of(p, objective))]
-            xy = np.array([(x, y) for x, y in known if y is not None], np.float64).reshape(-1, 2)
-            label = name_of(limit)
-            curves.append(Curve(label, xy[:, 0], xy[:, 1], colour, "points", joined=True))
-            ends.append((label, np.nan if limit.load is None else limit.load))
-        yield Chart(
-            f"limit-{objective.metric}",
-            f"{name} over load (objective {spoken(objective.bound_s)})",
-            unit,
-            f"{name}, seconds",
-            tuple(curves),
-            f"{name} of the judged requests over the load. Kept up to {best(ends, unit, True)}.",
-            log_y=spans_decades([c.y for c in curves]),
-            marks=tuple((load, "limit") for _, load in ends if np.isfinite(load)),
-        )
-    points = _interactive(found)
-    ahead = on_front(found)
-    if ahead:
-        yield pareto(
-            "limit-front",
-            "Throughput of a GPU against interactivity",
-            "output tokens/s of a user (1 / median TPOT)",
-            "output tokens/s of a GPU",
-            _marks(ahead, found),
-            _marks([p for p in points if p not in ahead], found),
-            share=False,
-            what="load",
-        )
-
-
-def _marks(points: Sequence[tuple[str, float, float, float]], found: Limits):
-    """As `pareto` takes them: x, y and a label of each."""
-    several = len(found.limits) > 1
-    labels = [f"{p[0]}, {p[1]:g}" if several else f"{p[1]:g}" for p in points]
-    return np.array([p[2] for p in points]), np.array([p[3] for p in points]), labels
