@@ -13,7 +13,7 @@ from tests import test_readme
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (
     *("fleet", "from_vllm", "metrics", "policies", "profiles", "traces", "invariants"),
-    *("studies", "validation"),
+    *("studies", "validation", "bros", "layerkv", "justitia"),
 )
 CASES = [
     pytest.param(page, command, shown, id=f"{page}: {command[:60]}")
