@@ -42,7 +42,7 @@ READERS = {
     "backends/live/emulate/serve.py": VALUE,
     "backends/live/engine/engine.py": OTHERS,
     "backends/live/measure/front_end.py": TOLD,
-    "backends/live/route/events.py": HTTP,
+    "backends/live/route/messages.py": HTTP,
     "backends/live/route/front.py": HTTP,
     "backends/live/route/tokens.py": "what a server answers",
     "backends/live/serving/gate.py": HTTP,

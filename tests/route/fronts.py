@@ -8,8 +8,8 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from twinserve.backends.live.route.names import Sessions
 from twinserve.backends.live.route.prompts import Prompts
-from twinserve.backends.live.route.sessions import Sessions
 from twinserve.backends.live.route.settings import RouteSettings
 from twinserve.backends.live.serving.clients import read_clients
 

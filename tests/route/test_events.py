@@ -9,7 +9,7 @@ import pytest
 
 from tests.route.test_migration import FINE, MESSAGES, USAGE, chunk
 from twinserve.backends.live.route.continuation import CHAT, COMPLETIONS, Continuation, obstacle
-from twinserve.backends.live.route.events import (
+from twinserve.backends.live.route.messages import (
     Events,
     EventTooLongError,
     data_of,

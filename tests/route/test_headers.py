@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("http")
 def test_what_connection_names_stays_and_what_is_said_twice_stays_twice():
     from multidict import CIMultiDict
 
-    from twinserve.backends.live.route.headers import for_client, for_worker
+    from twinserve.backends.live.route.messages import for_client, for_worker
 
     given = CIMultiDict(
         [

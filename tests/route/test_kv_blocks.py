@@ -12,9 +12,16 @@ pytest.importorskip("zmq")
 
 from tests.route.fronts import prompts_of
 from tests.route.kv_publisher import BLOCK, CLEARED, packed, removed, stored
-from twinserve.backends.live.route.kv_blocks import KvBlocks
-from twinserve.backends.live.route.kv_stream import Gap, KvStream
-from twinserve.backends.live.route.kv_wire import END, Message, UnreadableError, decode, message_of
+from twinserve.backends.live.route.kv_blocks import (
+    END,
+    Gap,
+    KvBlocks,
+    KvStream,
+    Message,
+    UnreadableError,
+    decode,
+    message_of,
+)
 from twinserve.backends.live.route.names import Numbers
 from twinserve.sim.fleet.prefix_index import PrefixIndex
 

@@ -11,7 +11,7 @@ import pytest
 from tests.route.fronts import run, scene, text
 from tests.route.test_front import words
 from twinserve.backends.live.route.continuation import CHAT, COMPLETIONS, Continuation, obstacle
-from twinserve.backends.live.route.events import Events, data_of
+from twinserve.backends.live.route.messages import Events, data_of
 
 USAGE = {"include_usage": True}
 MESSAGES = [{"role": "user", "content": "w5 w6"}]

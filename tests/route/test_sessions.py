@@ -8,7 +8,7 @@ from tests.route.fronts import prompts_of, run, scene
 from tests.route.test_prompts import told
 from twinserve.backends.live.route.fleet import RoutedFleet
 from twinserve.backends.live.route.measured import KvMemory
-from twinserve.backends.live.route.sessions import Sessions
+from twinserve.backends.live.route.names import Sessions
 from twinserve.backends.live.route.settings import router_of
 
 

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from twinserve.backends.live.route.answers import RefusedError
 from twinserve.backends.live.route.fleet import RoutedFleet, Stay
+from twinserve.backends.live.route.messages import RefusedError
 from twinserve.policies.requests import RequestClass
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Verdict

@@ -21,7 +21,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from twinserve.backends.live.route.events import DONE, data_of, event_of, is_done, payload_of
+from twinserve.backends.live.route.messages import DONE, data_of, event_of, is_done, payload_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 

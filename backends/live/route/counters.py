@@ -30,7 +30,7 @@ class Counters:
     errors        by kind
     first_byte_s, total_s, waited_s  from a request's arrival; the wait for a worker
     tokenize_s    until a worker said which tokens a text has
-    kv_gaps       of KV events, by worker and outcome (`kv_stream.Gap`)
+    kv_gaps       of KV events, by worker and outcome (`kv_blocks.Gap`)
     """
 
     def __init__(self, urls: list[str], fleet: RoutedFleet, admission: Admission) -> None:

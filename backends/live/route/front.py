@@ -14,15 +14,14 @@ import aiohttp
 from aiohttp import web
 
 from twinserve.backends.live.route.admission import Admission
-from twinserve.backends.live.route.answers import RefusedError
 from twinserve.backends.live.route.continuation import CHAT, COMPLETIONS, Continuation, obstacle
 from twinserve.backends.live.route.counters import CONTENT_TYPE, Counters
 from twinserve.backends.live.route.fleet import RoutedFleet
-from twinserve.backends.live.route.headers import for_client, for_worker
+from twinserve.backends.live.route.messages import RefusedError, for_client, for_worker
+from twinserve.backends.live.route.names import Sessions
 from twinserve.backends.live.route.prompts import Prompts
 from twinserve.backends.live.route.protocol import LINGERS_S, HttpServer
 from twinserve.backends.live.route.relay import ClientGoneError, Job, Relay
-from twinserve.backends.live.route.sessions import Sessions
 from twinserve.backends.live.route.settings import RouteSettings, model_of, router_of
 from twinserve.backends.live.route.tokens import Tokens
 from twinserve.backends.live.route.workers import FAULTS, Workers
@@ -30,8 +29,8 @@ from twinserve.backends.live.serving.clients import read_clients
 from twinserve.sim.results.routing import RoutingWriter
 
 if TYPE_CHECKING:  # their libraries are needed for KV events alone
+    from twinserve.backends.live.route.kv_blocks import Gap
     from twinserve.backends.live.route.kv_events import KvEvents
-    from twinserve.backends.live.route.kv_stream import Gap
 
 _log = logging.getLogger("twinserve.route")
 _GENERATES = {"/v1/completions": COMPLETIONS, "/v1/chat/completions": CHAT}

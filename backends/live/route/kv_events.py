@@ -10,9 +10,14 @@ import zmq
 import zmq.asyncio
 
 from twinserve.backends.live.route.fleet import RoutedFleet
-from twinserve.backends.live.route.kv_blocks import KvBlocks
-from twinserve.backends.live.route.kv_stream import Gap, KvStream
-from twinserve.backends.live.route.kv_wire import Message, UnreadableError, message_of
+from twinserve.backends.live.route.kv_blocks import (
+    Gap,
+    KvBlocks,
+    KvStream,
+    Message,
+    UnreadableError,
+    message_of,
+)
 from twinserve.backends.live.route.measured import KvMemory
 from twinserve.backends.live.route.prompts import Prompts
 from twinserve.backends.live.route.settings import KvEndpoints

@@ -1,4 +1,4 @@
-"""Numbers for KV blocks: equal for equal text up to the block's end, wherever it was seen.
+"""Numbers for KV blocks, equal for equal text up to the block's end, and for sessions.
 
 A block's key is made of the key of the block before it and of its own tokens, as engines chain
 their hashes. Prompts that come and KV events of workers are named alike, so that what a worker
@@ -8,7 +8,7 @@ says it stored is found in prompts, whichever way the worker hashes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -87,3 +87,40 @@ def salt_of(parts: Iterable[object]) -> bytes:
 
 def digest(text: bytes) -> bytes:
     return blake2b(text, digest_size=16).digest()
+
+
+SESSIONS = 2**17  # at once; routers remember a number or two of each
+
+
+class Sessions:
+    """A number for each session, that its name gives: the same in every front, and after a restart.
+
+    room        sessions at once; beyond that, those that were silent the longest are forgotten
+    expiry_s    a session that was silent for longer is forgotten
+    forgotten   called with a session's number when it is
+    """
+
+    def __init__(
+        self, expiry_s: float, forgotten: Callable[[int], None], room: int = SESSIONS
+    ) -> None:
+        self._expiry_s, self._forgotten, self._room = expiry_s, forgotten, room
+        self._seen_s: OrderedDict[int, float] = OrderedDict()  # the silent ones first
+
+    def __len__(self) -> int:
+        return len(self._seen_s)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._seen_s
+
+    def of(self, name: bytes, now: float) -> int:
+        """Of a session that has sent a request. now: seconds, never less than before."""
+        number = int.from_bytes(blake2b(name, digest_size=7).digest())
+        self._seen_s[number] = now
+        self._seen_s.move_to_end(number)
+        while len(self._seen_s) > self._room or self._oldest_s() < now - self._expiry_s:
+            gone, _ = self._seen_s.popitem(last=False)
+            self._forgotten(gone)
+        return number
+
+    def _oldest_s(self) -> float:
+        return next(iter(self._seen_s.values()))

@@ -17,13 +17,13 @@ import numpy as np
 from twinserve.backends.live.route.names import (
     NAMES,
     Numbers,
+    Sessions,
     bytes_of,
     digest,
     first_key,
     next_key,
     salt_of,
 )
-from twinserve.backends.live.route.sessions import Sessions
 from twinserve.backends.live.serving.attributes import (
     BadAttributeError,
     RequestAttributes,

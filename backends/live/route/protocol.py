@@ -10,7 +10,7 @@ from typing import cast
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from twinserve.backends.live.route.answers import error_body
+from twinserve.backends.live.route.messages import error_body
 
 LINGERS_S = 1.0  # what was refused may still come to its end, so that the client sees why
 

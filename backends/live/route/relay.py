@@ -14,12 +14,17 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from twinserve.backends.live.route.admission import Admission
-from twinserve.backends.live.route.answers import RefusedError, error_event
 from twinserve.backends.live.route.continuation import Continuation
 from twinserve.backends.live.route.counters import Counters
-from twinserve.backends.live.route.events import Events, EventTooLongError, is_error
 from twinserve.backends.live.route.fleet import RoutedFleet, Stay
-from twinserve.backends.live.route.headers import for_client
+from twinserve.backends.live.route.messages import (
+    Events,
+    EventTooLongError,
+    RefusedError,
+    error_event,
+    for_client,
+    is_error,
+)
 from twinserve.backends.live.route.settings import RouteSettings
 from twinserve.backends.live.route.workers import FAULTS, Worker, Workers
 from twinserve.sim.fleet.request import Request
