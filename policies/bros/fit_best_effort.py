@@ -9,8 +9,8 @@ from twinserve.native.chosen import batch as kernels
 from twinserve.policies.base import Traits
 from twinserve.policies.bros.fit_cost import Load, cost_of, fit_estimator
 from twinserve.policies.bros.fit_options import BrosFitOptions
-from twinserve.policies.bros.fit_step import Feedback, FitStep, Rows
-from twinserve.policies.bros.memory import acquire, find, place_plain
+from twinserve.policies.bros.fit_step import NO_ROWS, Feedback, FitStep, Rows
+from twinserve.policies.bros.memory import acquire, find, place_plain, take_from
 from twinserve.policies.bros.parts import least
 from twinserve.policies.bros.policy import BrosPolicy
 from twinserve.policies.plan import StepOutcome
@@ -137,8 +137,11 @@ class FitBestEffort(BrosPolicy):
             seconds = np.where(swapped > 0, swap.base_s + swapped * swap.seconds_per_byte, 0.0)
             limit = max(bound, self.cost.seconds(step.load))
             fits = int(seconds.searchsorted(limit, side="right"))
-        step.reserve(theirs[:fits])
-        return theirs[:fits], theirs[fits:]
+        reserved, others = (
+            (theirs, NO_ROWS) if fits == len(theirs) else (theirs[:fits], theirs[fits:])
+        )
+        step.reserve(reserved)
+        return reserved, others
 
     def _place_reserved(self, step: FitStep, reserved: Rows) -> None:
         """Memory for them, after the real-time requests; time that they cannot use is free."""
@@ -147,6 +150,11 @@ class FitBestEffort(BrosPolicy):
         step.reserve(reserved, -1)
         if step.dropped:
             reserved = reserved[step.keeps(reserved.rows)]
+        elif not np.count_nonzero(reserved.missing) and step.ledger.grow_all(
+            reserved.rows, reserved.resident + 1
+        ):
+            step.grant_decodes(step.best_effort, reserved)
+            return
         batch = reserved.batch(self.limits.kv_bytes_per_token)
         done, others = place_plain(step, batch)
         for i in others:
@@ -180,11 +188,11 @@ class FitBestEffort(BrosPolicy):
             new = step.chunk(left, resident, self.options.fit_least, step.load, bound)
             if not new:
                 return
-            placed = self._later_ones(
-                row, np.array(list(step.granted), np.int64), *(r for r, _ in step.best_effort)
-            )
-            if acquire(step, row, resident + new, placed):
-                step.grant_chunk(step.best_effort, row, new, resident)
+            if not find(step, row, resident + new):
+                placed = (np.array(list(step.granted), np.int64), *(r for r, _ in step.best_effort))
+                if not take_from(step, row, resident + new, self._later_ones(row, *placed)):
+                    continue
+            step.grant_chunk(step.best_effort, row, new, resident)
         if not len(waiting):
             return
         promised = step.promised_blocks(begun) + step.promised_blocks(begun_rt)

@@ -180,11 +180,14 @@ class FitCost:
     model: FitModel
 
     def seconds(self, load: Load) -> float:
-        m, tokens = self.model, load.tokens
+        return self._total(load.decodes + load.new, load.pairs, load.decodes, load.context)
+
+    def _total(self, tokens: int, pairs: int, n: int, context: int) -> float:
+        """`FitModel.total` of one step: numpy takes ten times as long for a number."""
+        m = self.model
         free = tokens if tokens < m.knee else m.knee
-        work = m.beta + m.alpha * (tokens - free) + m.kappa * load.pairs
-        n = load.decodes
-        return (work + m.delta0 * n) + m.delta1 * (load.context + n)
+        work = m.beta + m.alpha * (tokens - free) + m.kappa * pairs
+        return (work + m.delta0 * n) + m.delta1 * (context + n)
 
     def chunk(self, load: Load, resident: int, limit: int, bound: float) -> int:
         m, left = self.model, bound - self.seconds(load)
@@ -204,12 +207,15 @@ class FitCost:
         return found
 
     def _with(self, load: Load, new: int, resident: int) -> float:
-        m = self.model
         pairs = load.pairs + new * (new + 2 * resident)
-        return float(m.total(load.tokens + new, pairs, load.decodes, load.context))
+        return self._total(load.tokens + new, pairs, load.decodes, load.context)
 
     def decodes(self, load: Load, resident: np.ndarray, bound: float) -> int:
-        count = np.arange(1, len(resident) + 1)
+        n = len(resident)
+        context = load.context + sum(resident.tolist())
+        if self._total(load.tokens + n, load.pairs, load.decodes + n, context) <= bound:
+            return n
+        count = np.arange(1, n + 1)
         seconds = self.model.total(
             load.tokens + count, load.pairs, load.decodes + count, load.context + resident.cumsum()
         )

@@ -102,9 +102,10 @@ class FitStep(PlanInProgress):
 
     def reserve(self, found: Rows, sign: int = 1) -> None:
         """Time, seats and tokens for decodes whose memory comes later; sign=-1 gives them back."""
+        lengths = found.resident.tolist()
         self.load.decodes += sign * len(found)
-        self.load.context += sign * int(found.resident.sum())
-        self.load.longest = max(self.load.longest, int(found.resident.max(initial=0)))
+        self.load.context += sign * sum(lengths)
+        self.load.longest = max(self.load.longest, *lengths, 0)
         self.seats -= sign * len(found)
         self.tokens -= sign * len(found)
 
