@@ -17,7 +17,7 @@ from twinserve.sim.results.options import Objective
 
 MORE = 4  # sizes above the chosen one that are looked at until one surely meets the objectives
 FARTHEST = 8  # times the chosen size that are looked at with longer steps
-_HALVINGS = 5  # of the rate of one replica: to 3 %
+_HALVINGS = 5  # of the rate of one replica: to a 16th of its share of the peak
 
 
 @dataclass(frozen=True)
@@ -112,16 +112,30 @@ def rate_of_one(size: Size, n: int) -> Trials:
     small part of it. It says nothing of how many are enough: replicas share a burst."""
     if n == 1:
         return 1.0
-    fails, keeps = 1.0, 0.0
-    share = 1.0 / n
-    for _ in range(_HALVINGS):
+
+    def kept(share: float) -> Trials:
         trials = yield from on_peaks(
             size.candidate, size.peaks, 1, speed=share, fails=False, verdict=True
         )
-        if all(trial.keeps for trial in trials):
+        return all(trial.keeps for trial in trials)
+
+    whole = 1.0 / n
+    half = whole / 2
+    most = (half + whole) / 2  # next after all of it, as one replica seldom keeps less
+    if (yield from kept(whole)):
+        keeps, fails, more = whole, 1.0, _HALVINGS - 1
+    elif (yield from kept(most)):
+        keeps, fails, more = most, whole, _HALVINGS - 3
+    elif (yield from kept(half)):
+        keeps, fails, more = half, most, _HALVINGS - 3
+    else:
+        keeps, fails, more = 0.0, half, _HALVINGS - 2
+    for _ in range(more):
+        share = (keeps + fails) / 2
+        if fails == 1.0:
+            share = min(share, 1.3 * keeps)
+        if (yield from kept(share)):
             keeps = share
-            share = min((keeps + fails) / 2, 1.3 * keeps if fails == 1 else fails)
         else:
             fails = share
-            share = (keeps + fails) / 2 if keeps else share / 2
     return keeps or None

@@ -1,10 +1,13 @@
 """The smallest number that is enough: what brute force finds, in fewer trials."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from twinserve.sim.plan import closer
 from twinserve.sim.plan.search import smallest
 
 
@@ -63,3 +66,27 @@ def test_whatever_is_enough_the_answer_is_and_its_neighbour_below_is_not(good, g
     short = found(good.__contains__, guess, least, 30, above=False)
     assert short.number == end.number and dict(short.tried).items() <= dict(end.tried).items()
     assert set(end.tried) - set(short.tried) <= {(end.number or 0) + 1}
+
+
+@examples(100)
+@given(n=st.integers(2, 40), limit=st.floats(0.001, 1.6))
+def test_the_rate_of_one_replica_is_found_to_a_16th_of_its_share(n, limit):
+    """limit: of the rate, in shares of the peak's that each of `n` replicas gets."""
+    asked = []
+
+    def on_peaks(candidate, peaks, replicas, *, speed, fails, verdict):
+        asked.append(speed)
+        yield speed
+        return [SimpleNamespace(keeps=speed * n <= limit)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(closer, "on_peaks", on_peaks)
+        search = closer.rate_of_one(SimpleNamespace(candidate=None, peaks=()), n)
+        with pytest.raises(StopIteration) as end:
+            while True:
+                next(search)
+    share = (end.value.value or 0.0) * n
+    assert share <= limit and len(set(asked)) == len(asked) <= 6
+    if limit < 1:
+        assert limit - share < 1 / 16 + 1e-9
+        assert len(asked) == 4 if limit >= 0.75 else True
