@@ -90,7 +90,7 @@ class Table:
                 near = get_close_matches(name.lower(), self.names, 1)
                 said = "check the format"
                 if near:
-                    said = f"did you mean '{self.titles[self.names.index(near[0])]}'?"
+                    said = f"did you mean '{shown(self.titles[self.names.index(near[0])])}'?"
                 have = ", ".join(map(shown, self.titles))
                 raise WorkloadError(
                     f"{self.rows.path}: line 1: no column '{name}' (found {have}): {said}"
@@ -105,6 +105,10 @@ class Table:
         import pyarrow.compute as pc
 
         return pc.utf8_trim_whitespace(self.columns[name.lower()]).combine_chunks()
+
+    def texts(self, name: str) -> list[str]:
+        """The same as Python has it."""
+        return self.text(name).to_pylist()
 
     def numbers(self, name: str) -> np.ndarray:
         """A column as float64."""
@@ -122,7 +126,7 @@ class Table:
         try:
             return pc.cast(pc.if_else(pc.equal(text, ""), "nan", text), "double").to_numpy()
         except pa.ArrowException:
-            return [_number(value) for value in text.to_pylist()]
+            return [number_of(value) for value in text.to_pylist()]
 
     def cast(self, name: str, to, meaning: str, array=None) -> np.ndarray:
         """A column cast by arrow; names the first row that cannot be."""
@@ -143,7 +147,8 @@ class Table:
         raise AssertionError("no bad value")
 
 
-def _number(text: str) -> float | str | None:
+def number_of(text: str) -> float | str | None:
+    """A cell; what is no number stays text."""
     try:
         return float(text) if text.isascii() and "_" not in text else text
     except ValueError:

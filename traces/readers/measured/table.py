@@ -1,29 +1,43 @@
-"""Any CSV file, its columns named by the caller: arrival=ts,prompt=in,output=out.
+"""Any CSV file or JSON lines, the columns named by the caller: arrival=ts,prompt=in,output=out.
 
     arrival, prompt, output      when a request was sent, tokens; all that a workload needs
     ttft, tpot, e2el, queued     latencies, for a measurement
-    id, session, turn, class, priority, error
+    first, end                   moments of the first token and of the last, instead of latencies
+    id, session, turn, class, priority, error, status
 
-A column of times is in seconds, or says its unit: `arrival=ts:ms`. Arrivals may be calendar times
-(ISO 8601, in any zone; without one in UTC). `error` is empty for a request that was served. `class`
-is rt or be. Commas, semicolons or tabs stand between columns.
+A column of times is in seconds, or says its unit: `arrival=ts:ms`. Moments may be calendar times
+(ISO 8601, in any zone; without one in UTC). `error` is empty for a request that was served;
+`status` is a code of HTTP or a word, as gateways log them. `class` is rt or be. Commas, semicolons
+or tabs stand between columns. A field of a JSON object inside another is `outer.inner`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from twinserve.traces.measurement import Measurement
 from twinserve.traces.readers.columns import shown
-from twinserve.traces.readers.csvfile import Table
+from twinserve.traces.readers.csvfile import Table, number_of
+from twinserve.traces.readers.jsonl import parse
 from twinserve.traces.readers.measured.rows import Field, measured
 from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import WorkloadError
 
 NAME = "csv"
-TIMES = ("arrival", "ttft", "tpot", "e2el", "queued")
-TEXTS = ("id", "session", "class", "error")
+LATENCIES = ("ttft", "tpot", "e2el", "queued")
+MOMENTS = {"arrival": "arrival", "first": "ttft", "end": "e2el"}  # and what they tell
+TIMES = (*MOMENTS, *LATENCIES)
+TEXTS = ("id", "session", "class", "error", "status")
 FIELDS = (*TIMES, "prompt", "output", *TEXTS, "turn", "priority")
+# As LiteLLM and Envoy have them; no word at all says nothing.
+_SERVED = re.compile(
+    r"(?:2\d\d(?:\.0)?(?: .*)?|success\w*|succeeded|ok|completed?|finished|done|true|)",
+    re.IGNORECASE,
+)
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -55,10 +69,16 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
             "arrival=COLUMN,prompt=COLUMN,output=COLUMN"
         )
     names = parse_columns(options.columns)
-    table = Table(data, path)
+    table = (
+        Objects(data, path)
+        if data.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] in b"{["
+        else Table(data, path)
+    )
     table.require(*(column for column, _ in names.values()))
-    columns = {field: _field(table, field, *names[field]) for field in names}
-    unit = {f"{field}_s": columns.get(field) for field in TIMES}
+    others = [field for field in names if field not in MOMENTS]
+    columns = {field: _field(table, field, *names[field]) for field in others}
+    columns |= _moments(table, names)
+    unit = {f"{field}_s": columns.get(field) for field in ("arrival", *LATENCIES)}
     return measured(
         NAME,
         table.rows,
@@ -68,29 +88,87 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         priority=columns.get("priority"),
         turn=columns.get("turn"),
         service_class=columns.get("class"),
-        errors=[str(value or "") for value in columns["error"].values]
-        if "error" in names
-        else None,
+        errors=_errors(columns),
         ids=columns.get("id"),
         session=columns.get("session"),
         notices=table.unused([column.lower() for column, _ in names.values()]),
     )
 
 
+class Objects(Table):
+    """JSON lines, or one array of objects, as a table."""
+
+    def __init__(self, data: bytes, path: str):
+        rows, self.rows = parse(data, path)
+        flat = [dict(_leaves(row)) for row in rows]
+        self.titles = list(dict.fromkeys(name for row in flat for name in row))
+        self.names = [name.lower() for name in self.titles]
+        self.columns = {name.lower(): [row.get(name) for row in flat] for name in self.titles}
+
+    def texts(self, name: str) -> list[str]:
+        values = self.columns[name.lower()]
+        return ["" if value is None else str(value).strip() for value in values]
+
+    def loose_numbers(self, name: str) -> Sequence:
+        values = self.columns[name.lower()]
+        return [number_of(value) if isinstance(value, str) else value for value in values]
+
+
+def _leaves(row: Mapping, before: str = "") -> Iterator[tuple[str, object]]:
+    """Names and values, those of objects inside as `outer.inner`."""
+    for key, value in row.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _errors(columns: Mapping[str, Field]) -> list[str] | None:
+    """What went wrong with each request, empty where nothing did."""
+    told = [columns[name].values for name in ("error", "status") if name in columns]
+    return [str(next(filter(None, said), "")) for said in zip(*told, strict=True)] or None
+
+
 def _field(table: Table, field: str, column: str, unit: str) -> Field:
     if field in TEXTS:
-        return Field(column, [value or None for value in table.text(column).to_pylist()])
-    values = table.loose_numbers(column)
-    if field == "arrival" and not any(isinstance(value, float) for value in values):
-        return Field(column, _stamps(table.text(column).to_pylist()))
-    return Field(column, values, UNITS[unit])
+        values = [value or None for value in table.texts(column)]
+        if field == "status":
+            values = [v and (None if _SERVED.fullmatch(v) else f"status {v}") for v in values]
+        return Field(column, values)
+    return Field(column, table.loose_numbers(column), UNITS[unit])
 
 
-def _stamps(values: list[str]) -> list[float | str | None]:
-    """Seconds of calendar times from the first; what is none stays as it is."""
+def _moments(table: Table, names: Mapping[str, tuple[str, str]]) -> dict[str, Field]:
+    """Arrivals, and the latencies that other moments tell. Raises WorkloadError."""
+    found: dict[str, Field] = {}
+    base, sent = None, np.array([])
+    for field, told in MOMENTS.items():
+        if field not in names:
+            continue
+        if field != told and told in names:
+            raise WorkloadError(f"--columns: {field} and {told} say the same: keep one")
+        if "arrival" not in names:
+            raise WorkloadError(f"--columns: {field} is counted from an arrival: name that, too")
+        column, unit = names[field]
+        values: Sequence = table.loose_numbers(column)
+        if not any(isinstance(value, (int, float)) for value in values):
+            values, base = _stamps(table.texts(column), base)
+        seconds = np.array([v if isinstance(v, (int, float)) else np.nan for v in values])
+        seconds = seconds * UNITS[unit]
+        sent = seconds if field == told else sent
+        found[told] = Field(column, values, UNITS[unit])
+        if field != told:
+            found[told] = Field(column, seconds - sent)
+    return found
+
+
+def _stamps(values: list[str], base: Any) -> tuple[list[float | str | None], Any]:
+    """Seconds of calendar times from `base`, or from the first; what is none stays as it is."""
     import pandas as pd
 
     plain = [re.sub(r"(:\d\d),(\d)", r"\1.\2", text) for text in values]  # 10:00:00,5
     times = pd.to_datetime(pd.Series(plain), format="ISO8601", utc=True, errors="coerce")
-    seconds = (times - times.min()).dt.total_seconds().tolist()
-    return [(text or None) if at != at else at for text, at in zip(values, seconds, strict=True)]
+    base = times.min() if base is None else base
+    seconds = (times - base).dt.total_seconds().tolist()
+    pairs = zip(values, seconds, strict=True)
+    return [(text or None) if at != at else at for text, at in pairs], base
