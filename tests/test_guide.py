@@ -248,7 +248,7 @@ def test_a_process_of_its_own_finds_it(site, tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["completed"] == 20
+    assert json.loads(done.stdout)["runs"][0]["completed"] == 20
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ import pandas as pd
 
 from twinserve.sim.api.html import text_html
 from twinserve.sim.api.runs import Run, Runs, read_runs
-from twinserve.sim.api.settings import several
+from twinserve.sim.api.settings import in_pythons_words, several
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.folders import ResultsError
 from twinserve.sim.setup.measured import metrics_options
@@ -61,6 +61,7 @@ class Comparison:
         return text_html(str(self).splitlines())
 
 
+@in_pythons_words
 def compare(
     runs: Run | Runs | str | os.PathLike | Sequence[str | os.PathLike],
     measured: str | os.PathLike | Sequence[str | os.PathLike],

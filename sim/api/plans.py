@@ -15,7 +15,7 @@ import pandas as pd
 
 from twinserve.sim.api.html import text_html
 from twinserve.sim.api.plots import Plot
-from twinserve.sim.api.settings import EngineSettings, check_names, several
+from twinserve.sim.api.settings import EngineSettings, check_names, in_pythons_words, several
 from twinserve.sim.plan.candidates import GPUS, TP
 from twinserve.sim.plan.document import described
 from twinserve.sim.plan.planner import LEAD_S, MOST_GPUS, PEAK_S, Question, make_plan
@@ -88,6 +88,7 @@ class Plan:
         return text_html(str(self).splitlines())
 
 
+@in_pythons_words
 def plan(
     model: str | os.PathLike | None = None,
     trace: str | os.PathLike | Sequence[str | os.PathLike] = (),

@@ -47,11 +47,15 @@ class Plot:
 
 
 class Plots:
-    """The plots of one or several runs, by name. `chart(key)` draws any chart of the report."""
+    """The plots of one or several runs, by name: `plot()` is the distribution of TTFT, and
+    `plot.chart(key)` any chart of the report."""
 
     def __init__(self, charts: Callable[[], Sequence[Chart]]) -> None:
         self._read = charts
         self._charts: dict[str, Chart] = {}
+
+    def __call__(self, metric: str = "ttft", service_class: str | None = None) -> Plot:
+        return self.cdf(metric, service_class)
 
     @property
     def keys(self) -> list[str]:

@@ -15,7 +15,7 @@ from twinserve.policies.base import Policy
 from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.sim.api.html import table_html, text_html
 from twinserve.sim.api.plots import Plots
-from twinserve.sim.api.settings import Settings, config_of, measured_with, several
+from twinserve.sim.api.settings import Settings, config_of, in_pythons_words, measured_with, several
 from twinserve.sim.report.fleet import render_pools
 from twinserve.sim.report.notes import notes_of
 from twinserve.sim.report.run_charts import run_charts
@@ -229,6 +229,7 @@ def simulate(
 ) -> Runs: ...
 
 
+@in_pythons_words
 def simulate(
     policy: PolicyLike | list[PolicyLike] | list[str] | tuple[PolicyLike, ...] | None = None,
     trace: str | os.PathLike | None = None,

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 import numpy as np
 
+from twinserve.errors import TwinserveError
 from twinserve.policies.names import hint
 from twinserve.sim.results.metrics_objectives import parse_goodput
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import EstimatorName, SettingsError, SimulationConfig, StepTimesName
 from twinserve.sim.setup.measured import metrics_options
 from twinserve.sim.setup.presets import with_defaults
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def in_pythons_words(call: Call) -> Call:
+    """Errors of `call` name arguments as a caller writes them: rate_scale, not --rate-scale."""
+
+    @functools.wraps(call)
+    def worded(*arguments: Any, **named: Any) -> Any:
+        try:
+            return call(*arguments, **named)
+        except TwinserveError as error:
+            said = re.sub(r"--no-([a-z][a-z0-9-]*)", r"--\1=False", str(error))
+            said = re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: flag[1].replace("-", "_"), said)
+            error.args = (said,)
+            raise
+
+    return cast(Call, worded)
 
 
 class Settings(TypedDict, total=False):

@@ -13,7 +13,14 @@ from typing import Any, Unpack
 import pandas as pd
 
 from twinserve.sim.api.plots import Plot
-from twinserve.sim.api.settings import Settings, check_names, config_of, measured_with, several
+from twinserve.sim.api.settings import (
+    Settings,
+    check_names,
+    config_of,
+    in_pythons_words,
+    measured_with,
+    several,
+)
 from twinserve.sim.report.table import text_console
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep import combinations as of
@@ -69,6 +76,7 @@ class Sweep:
         return shown.to_html(index=False, float_format=lambda value: f"{value:.4g}")
 
 
+@in_pythons_words
 def sweep(
     grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
     *,

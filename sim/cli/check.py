@@ -244,6 +244,7 @@ def _table(rows: Sequence[Row], at: str) -> list[str]:
 
 def _document(found: ServerFit, rows: Sequence[Row], said: str, factor: float) -> dict:
     return {
+        "version": 1,
         "verdict": said,
         "rate_scale": factor,
         "error": found.error,

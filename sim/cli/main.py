@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BAD_INPUT, TERMINATED = 2, 143
 TRACEBACK = "--traceback"
+QUIET = ("-q", "--quiet")
 _UNWRITTEN = "interrupted: results of unfinished runs were not written"
 _CLI = "twinserve.sim.cli"
 # verb -> where it is, and its line in the list of verbs: how its own help begins
@@ -224,7 +225,7 @@ def run_app(
     words = [word for word in words if word != TRACEBACK]
     try:
         _refuse_depth(words)
-        app(words, exit_on_error=False, print_error=False)
+        _call(app, words)
         sys.stdout.flush()
     except KeyboardInterrupt as end:  # a command may say what is left of its work
         _stop(str(end).strip() or interrupted, INTERRUPTED)
@@ -239,6 +240,26 @@ def run_app(
         if line is None or frames:
             raise
         _stop(line, BAD_INPUT)
+
+
+def _call(app: cyclopts.App, words: list[str]) -> None:
+    """--quiet is an option of every command: of those that have none it hides the progress."""
+    try:
+        app(words, exit_on_error=False, print_error=False)
+    except Exception as error:
+        silent = [word for word in words if word not in QUIET]
+        if silent == words or not _is(error, "cyclopts:UnknownOptionError"):
+            raise
+        unknown = cast("cyclopts.UnknownOptionError", error).token
+        if (unknown.keyword or unknown.value) not in QUIET:
+            raise
+        from twinserve.sim.cli import progress
+
+        progress.SILENT = True
+        try:
+            app(silent, exit_on_error=False, print_error=False)
+        finally:
+            progress.SILENT = False
 
 
 def _refuse_depth(arguments: Sequence[str]) -> None:
@@ -299,7 +320,10 @@ def _usage(error: Exception) -> str:
     from twinserve.sim.cli.meant import command_meant, option_meant, without_guess
 
     line = re.sub(r"[\u2500-\u257f]+", " ", worded(error)).strip()
-    if _is(error, "cyclopts:UnknownOptionError"):
+    if _is(error, "cyclopts:RepeatArgumentError"):
+        option = cast("cyclopts.RepeatArgumentError", error).token.keyword
+        line = f"{option} stands twice; several values are compared by twinserve sweep --grid"
+    elif _is(error, "cyclopts:UnknownOptionError"):
         unknown = cast("cyclopts.UnknownOptionError", error)
         known = {name for one in unknown.argument_collection if one.parse for name in one.names}
         token = unknown.token.keyword or unknown.token.value

@@ -26,6 +26,7 @@ def _human(kind: type, tokens: Sequence[Token]) -> int:
     return human_integer(tokens[0].value)
 
 
+MISSED = 3  # exit status with --fail-on-miss
 Human = Annotated[int, Parameter(converter=_human)]
 Whole = Annotated[int, Parameter(converter=_whole)]
 Flag = Annotated[bool, Parameter(negative="")]
@@ -47,5 +48,6 @@ EngineArgs = Annotated[
 ]
 Out = Annotated[Path | None, Parameter(name=["--out", "-o"], group=groups.RESULTS)]
 Overwrite = Annotated[Flag, Writing]
+FailOnMiss = Annotated[Flag, Writing]
 Json = Annotated[bool, Parameter(name="--json", negative="", group=groups.RESULTS)]
 Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], negative="", group=groups.RESULTS)]

@@ -8,7 +8,19 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from twinserve.sim.cli.options import Doing, Flag, Human, Json, Out, Quiet, Starting, Whole, Writing
+from twinserve.sim.cli.options import (
+    MISSED,
+    Doing,
+    FailOnMiss,
+    Flag,
+    Human,
+    Json,
+    Out,
+    Quiet,
+    Starting,
+    Whole,
+    Writing,
+)
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup import option_groups as groups
 from twinserve.sim.setup.config import SettingsError, SimulationConfig, StepTimesName
@@ -65,6 +77,7 @@ def plan(
     workers: Annotated[int | None, Doing] = None,
     emit: Annotated[Literal["vllm", "kubernetes", "llm-d", "compose"] | None, Writing] = None,
     out: Out = None,
+    fail_on_miss: FailOnMiss = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -155,6 +168,8 @@ def plan(
         kubernetes.yaml, values.yaml (of llm-d's modelservice chart) or compose.yaml.
     out: Path
         Folder for plan.json, pareto.png and start.sh.
+    fail_on_miss: bool
+        Exit with status 3 if no GPUs keep the objectives.
     as_json: bool
         Print plan.json and nothing else.
     quiet: bool
@@ -248,6 +263,8 @@ def plan(
         sys.stdout.write(text)
     else:
         print_plan(found, table)
+    if fail_on_miss and not any(row.status == "enough" for row in found.rows):
+        sys.exit(MISSED)
 
 
 def _pictures(document: dict, folder: Path) -> list[tuple[Path, bytes]]:

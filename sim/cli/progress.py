@@ -5,6 +5,7 @@ and decides nothing.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _WALL = time.perf_counter
 _REFRESH_S = 0.1  # of the bar
 _FIRST_S, _EVERY_S = 5.0, 10.0  # plain lines, after the command's start
+SILENT = False  # --quiet of a command that has no such option of its own (`main.run_app`)
 _SOONEST_S = 2.0  # an estimate from less is worth nothing
 
 
@@ -35,9 +37,8 @@ def plain_line(label: str, *parts: str) -> str:
     return " ".join(f"{label}: {', '.join(filter(None, parts))}".split())
 
 
-def left_text(share: float, elapsed_s: float) -> str:
+def left_text(seconds: float | None) -> str:
     """Return `11 s left`, `3 min left`, `2 h 5 min left`; empty while the time is not known."""
-    seconds = time_left(share, elapsed_s)
     if seconds is None:
         return ""
     if seconds < 120:
@@ -75,7 +76,7 @@ class RunProgress:
     def __init__(
         self, shown: bool, file: TextIO | None = None, now: Callable[[], float] | None = None
     ) -> None:
-        now = now or _WALL
+        now, shown = now or _WALL, shown and not SILENT
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
@@ -95,7 +96,7 @@ class RunProgress:
         self._now = now
         self._next = now() + (0.0 if self._bar else _FIRST_S) if shown else float("inf")
         self._task: TaskID | None = None
-        self._label, self._began, self._from = "", now(), 0.0
+        self._label, self._began, self._from, self._least = "", now(), 0.0, math.inf
 
     def __enter__(self) -> RunProgress:
         self.bar.start()
@@ -111,7 +112,7 @@ class RunProgress:
     def begin(self, label: str, share: float = 0.0) -> None:
         """Begin the next part. share: how much of it was done before; it does not count for the
         pace."""
-        self._label, self._began, self._from = label, self._now(), share
+        self._label, self._began, self._from, self._least = label, self._now(), share, math.inf
         self._task = self.bar.add_task(label, total=1.0, left="", state="")
         self.bar.update(self._task, completed=share)
         if self._bar:
@@ -154,6 +155,15 @@ class RunProgress:
             all_of_it = f" of {total / 1e6:.1f}" if total else ""
             self._show(done / total if total else 0.0, [f"{done / 1e6:.1f}{all_of_it} MB"])
 
+    def _left(self, share: float) -> str:
+        """Return no text while the estimate exceeds an earlier one: the work slows down, and how
+        far is not known."""
+        seconds = time_left(share, self._elapsed_s())
+        if seconds is None or seconds > self._least:
+            return ""
+        self._least = seconds
+        return left_text(seconds)
+
     def _elapsed_s(self) -> float:
         return self._now() - self._began
 
@@ -168,7 +178,7 @@ class RunProgress:
         """known: whether the share says how long the rest takes."""
         share = min(max(share, 0.0), 1.0)
         ours = (share - self._from) / (1 - self._from) if self._from < 1 else 1.0
-        left = left_text(ours, self._elapsed_s()) if known else ""
+        left = self._left(ours) if known else ""
         if self._bar and self._task is not None:
             self.bar.update(self._task, completed=share, left=left, state=", ".join(parts))
         else:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from twinserve.sim.cli.options import (
+    MISSED,
     ConfigFile,
+    FailOnMiss,
     Flag,
     Goodput,
     Json,
@@ -52,6 +54,7 @@ def simulate(
     spare: Annotated[Flag, Measured] = False,
     export: Annotated[Path | None, Writing] = None,
     bench_json: Annotated[Path | None, Writing] = None,
+    fail_on_miss: FailOnMiss = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -101,8 +104,10 @@ def simulate(
     bench_json: Path
         Write the results as vllm bench serve --save-detailed does (.json), for tools that read such
         files.
+    fail_on_miss: bool
+        Exit with status 3 if a run misses an objective.
     as_json: bool
-        Print the summary as JSON and nothing else.
+        Print the summaries as JSON and nothing else: a list of runs.
     quiet: bool
         No progress.
     """
@@ -112,13 +117,14 @@ def simulate(
     from twinserve.sim.report.windows import print_windows
     from twinserve.sim.results.bench_json import write_bench
     from twinserve.sim.results.export import check_export, export_requests
-    from twinserve.sim.results.files import check_target, dump_json, write_run
+    from twinserve.sim.results.files import check_target, printed_runs, write_run
     from twinserve.sim.results.metrics_objectives import parse_goodput
     from twinserve.sim.setup.beside import add_beside, check_beside
     from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars, said_of_bars
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.measured import metrics_options
     from twinserve.sim.setup.measured_range import most_decodes
+    from twinserve.sim.setup.objectives import parse_objectives
     from twinserve.sim.setup.presets import with_defaults
     from twinserve.sim.setup.run import run_each
 
@@ -136,6 +142,10 @@ def simulate(
         raise SettingsError(f"--decisions writes the plans of one engine; drop {drop}")
     if decisions and (changing := config.changes_replicas):
         raise SettingsError(f"--decisions writes the plans of one engine; drop {changing}")
+    if fail_on_miss and not any(one.statistic for one in parse_objectives(config.slo)):
+        raise SettingsError(
+            "--fail-on-miss: no objective is of the whole run; give one, as --slo 'ttft p90 < 1 s'"
+        )
     if error_bars and config.fleet is not None:
         raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
     if overwrite and out is None and export is None and bench_json is None:
@@ -198,10 +208,8 @@ def simulate(
     if bench_json is not None:
         write_bench(bench_json, results)
     if as_json:
-        summaries = {label: result.summary for label, result in results.items()}
-        sys.stdout.write(
-            dump_json(summaries if len(summaries) > 1 else next(iter(summaries.values())))
-        )
+        summaries = [(label, result.summary) for label, result in results.items()]
+        sys.stdout.write(printed_runs(summaries))
     else:
         said = [*inputs.notices, *(n for r in results.values() for n in r.config["notices"])]
         notes = [*dict.fromkeys(said), *notes_of(results)]
@@ -211,6 +219,8 @@ def simulate(
         print_pools(results)
         print_beside(results)
         print_windows(results)
+    if fail_on_miss and not all(result.summary["objectives_met"] for result in results.values()):
+        sys.exit(MISSED)
 
 
 def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:

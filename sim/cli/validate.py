@@ -94,7 +94,7 @@ def validate(
     """
     from twinserve.backends.live.versions import LiveEngineError, installed_vllm
     from twinserve.sim.report.table import print_lines
-    from twinserve.sim.results.files import dump_json
+    from twinserve.sim.results.files import printed_runs
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.speculation import parse_speculation
     from twinserve.sim.twin.kept import KeptSteps
@@ -153,7 +153,7 @@ def validate(
             write_validation(out, found, failed, inputs, version, overwrite, kept.files)
             kept.drop()
     if as_json:
-        sys.stdout.write(dump_json({v.spec.label: v.summary() for v in found}))
+        sys.stdout.write(printed_runs((v.spec.label, v.summary()) for v in found))
     else:
         for validation in found:
             label = validation.spec.label
@@ -167,7 +167,7 @@ def _emulated(config: SimulationConfig, as_json: bool, quiet: bool) -> None:
     """Each policy simulated, and decided by vLLM in virtual time."""
     from twinserve.backends.live.needs import require
     from twinserve.sim.report.table import print_lines
-    from twinserve.sim.results.files import dump_json
+    from twinserve.sim.results.files import printed_runs
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.twin.validate_emulated import compare_each, refuse
 
@@ -178,7 +178,7 @@ def _emulated(config: SimulationConfig, as_json: bool, quiet: bool) -> None:
     with RunProgress(shown=not (quiet or as_json)) as progress:
         found = list(compare_each(inputs, progress.begin, progress.report))
     if as_json:
-        sys.stdout.write(dump_json({one.spec.label: one.summary() for one in found}))
+        sys.stdout.write(printed_runs((one.spec.label, one.summary()) for one in found))
     else:
         for one in found:
             print_lines(f"{one.spec.label}: simulated / vLLM in virtual time", one.lines())

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+PRINTED_VERSION = 1  # of what `--json` prints of runs
 POOL_GROUP = "best-effort pool"  # group of the closed loop's requests; their stage is the batch
 
 _FILES = (
@@ -301,6 +302,12 @@ def plain(value: Any, where: str = "value") -> Any:
 def dump_json(value: Any, where: str = "value") -> str:
     """Indented JSON with sorted keys and a final newline; see `plain` for what is allowed."""
     return json.dumps(plain(value, where), indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def printed_runs(summaries: Iterable[tuple[str, Mapping]]) -> str:
+    """What `--json` prints of runs, in the order given: a list in which each has its label."""
+    runs = [{"label": label, **summary} for label, summary in summaries]
+    return dump_json({"version": PRINTED_VERSION, "runs": runs})
 
 
 def _table(frame: pd.DataFrame, schema: Mapping[str, str], where: str) -> pa.Table:

@@ -70,6 +70,10 @@ _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version(__name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -29,7 +29,7 @@ from twinserve.sim.setup.config import SimulationConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "terminal.md"
 SMALL = {"trace": "sharegpt", "rate": 30.0, "requests": 60, "seed": 3}
-FLAGS = ["-t", "sharegpt", "--rate", "30", "--requests", "60", "--seed", "3"]
+FLAGS = ["-t", "sharegpt", "rate", "30", "--requests", "60", "--seed", "3"]
 
 
 class LastComeFirstServed(Policy):
@@ -61,8 +61,8 @@ def test_a_run_is_that_of_the_command(runs, capsys):
     with pytest.raises(SystemExit) as end:
         main(["simulate", "-p", "vllm", "-p", "bros:chunk=fit", "--pool", "4", *FLAGS, "--json"])
     assert end.value.code == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(
-        json.dumps({label: run.summary for label, run in runs.items()})
+    assert json.loads(capsys.readouterr().out)["runs"] == json.loads(
+        json.dumps([{"label": label, **run.summary} for label, run in runs.items()])
     )
 
 
@@ -70,6 +70,18 @@ def test_one_policy_is_one_run_and_a_list_is_many():
     one, many = ts.simulate("vllm", **SMALL), ts.simulate(["vllm"], **SMALL)
     assert isinstance(one, ts.Run) and isinstance(many, ts.Runs)
     assert one.summary == many["vllm"].summary
+
+
+def test_errors_name_arguments_as_they_are_written():
+    with pytest.raises(ts.TwinserveError, match="^rate_scale is for recorded .*: use rate$"):
+        ts.simulate("vllm", "poisson", rate_scale=2.0)
+    with pytest.raises(ts.TwinserveError, match="^fleet .*async_scheduling|^slo 'x<1'"):
+        ts.plan("llama-3.1-8b", "poisson", "x<1")
+
+
+def test_the_package_has_a_version_and_a_run_a_first_plot(runs):
+    assert ts.__version__.count(".") >= 2
+    assert runs["vllm"].plot().alt == runs["vllm"].plot.cdf("ttft").alt
 
 
 def test_requests_have_their_latencies(runs):
@@ -179,11 +191,11 @@ def test_a_class_is_a_policy_beside_others(tmp_path):
         ({"policy": []}, "the list is empty"),
         ({"policy": [3]}, "3 is no policy"),
         ({"trace": "no such trace"}, "no such trace"),
-        ({"rate": "fast"}, "--rate"),
+        ({"rate": "fast"}, "rate: "),
         ({"load": 0.5, "rate": 1.0}, "both set the arrival rate"),
         ({"preset": "bros"}, "bros-hybrid"),
         ({"config": "no/such/run.json"}, "no/such/run.json"),
-        ({"warmup": "soon"}, "--warmup"),
+        ({"warmup": "soon"}, "warmup soon"),
         ({"percentiles": [101]}, "no percentile"),
         ({"goodput": {"ttft": -1}}, "ttft"),
         ({"goodput": {"ttft": None}}, "no number of milliseconds"),

@@ -55,7 +55,7 @@ WRONG = [
     ("--front-end vlm", "no front end 'vlm'"),
     ("--front-end nosuch.json", "nosuch.json: cannot be read"),
     ("--seed -1", "--seed"),
-    ("--seed 1 --seed 2", "multiple times"),
+    ("--seed 1 --seed 2", "stands twice"),
     ("--rate 5", "own arrivals"),
     ("--rate-scale inf", "--rate-scale"),
     ("--rate-scale nan", "--rate-scale"),
@@ -413,11 +413,14 @@ def test_export_and_config_repeat_the_run(capsys, tmp_path, trace):
 @pytest.mark.slow
 def test_json_is_the_summary_and_policies_share_a_table(capsys, trace):
     code, out, err = run(capsys, simulate_main, "--trace", trace, "--json")
-    assert code == 0 and err == "" and json.loads(out)
+    (one,) = json.loads(out)["runs"]
+    assert code == 0 and err == "" and one["label"] == "vllm" and one["completed"]
     code, out, _ = run(
         capsys, simulate_main, "--trace", trace, "--json", "-p", "vllm", "-p", "bros"
     )
-    assert code == 0 and list(json.loads(out)) == ["bros", "vllm"]
+    found = json.loads(out)
+    assert code == 0 and found["version"] == 1
+    assert [run["label"] for run in found["runs"]] == ["vllm", "bros"] and found["runs"][0] == one
     code, out, _ = run(capsys, simulate_main, "--trace", trace, "-q", "-p", "vllm", "-p", "bros")
     assert code == 0 and out.split("\n")[0].split() == ["vllm", "bros"]
 

@@ -159,7 +159,7 @@ def test_the_command_tells_what_failures_cost(capsys):
     failing = '[{"replica": 0, "at_s": 0.5, "until_s": 1.0}]'
     words = [*RUN.split(), "--failures", failing, "--on-failure", "retry", "--start-up", "0.5"]
     assert run([*words, "--spare"]) == 0
-    found = json.loads(capsys.readouterr().out)["failures"]
+    found = json.loads(capsys.readouterr().out)["runs"][0]["failures"]
     assert found["crashes"] == 1 and found["requests"] == found["retried"] > 0
     assert found["discarded_output_tokens"] > 0 and found["failed"] == 0
     beside = found["beside"]
@@ -181,12 +181,12 @@ def test_results_with_failures_are_written_and_read(tmp_path, capsys):
 
     words = [*RUN.split(), "--mttf", "1", "--mttr", "0.2", "--start-up", "0.1"]
     assert run([*words, "--out", str(tmp_path / "run"), "--timeline"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    (shown,) = json.loads(capsys.readouterr().out)["runs"]
     rows = read_run(tmp_path / "run").rows
     assert summarise(rows)["failures"] == shown["failures"]
     assert len(rows.failures) == shown["failures"]["crashes"] > 0
     assert run(["simulate", "--config", str(tmp_path / "run" / "run.json"), "-q", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == shown
+    assert json.loads(capsys.readouterr().out)["runs"] == [shown]
 
 
 def test_spare_without_failures_is_refused(capsys):

@@ -156,6 +156,16 @@ def test_what_was_kept_from_before_says_nothing_of_the_pace():
     assert file.getvalue() == "study: 95 of 100 points, 10 s left\n"
 
 
+def test_time_left_does_not_grow():
+    """The first half took ten seconds, the next tenth as long again."""
+    file, now = io.StringIO(), iter([0.0, 0.0, 0.0, 10.0, 10.0, 20.0, 20.0, 30.0, 30.0])
+    progress = RunProgress(shown=True, file=file, now=lambda: next(now))
+    progress.begin("run")
+    for share in (0.5, 0.6, 0.9):
+        progress.part(share, "it")
+    assert file.getvalue().splitlines() == ["run: it, 10 s left", "run: it", "run: it, 3 s left"]
+
+
 # -- estimates -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_time_left_is_exact_where_the_pace_is_even(share):
@@ -166,8 +176,8 @@ def test_time_left_is_exact_where_the_pace_is_even(share):
 
 @pytest.mark.parametrize(("share", "elapsed_s"), [(0.0, 60), (0.4, 0.5), (1.0, 60), (0.0, 0.0)])
 def test_nothing_is_estimated_from_nothing_nor_at_the_end(share, elapsed_s):
-    assert time_left(share, elapsed_s) is None and left_text(share, elapsed_s) == ""
-    assert plain_line("x", "1 of 2", left_text(share, elapsed_s)) == "x: 1 of 2"
+    assert time_left(share, elapsed_s) is None and left_text(None) == ""
+    assert plain_line("x", "1 of 2", left_text(None)) == "x: 1 of 2"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +185,7 @@ def test_nothing_is_estimated_from_nothing_nor_at_the_end(share, elapsed_s):
     [(11.4, "11 s"), (119, "119 s"), (120, "2 min"), (3_700, "1 h 2 min"), (86_400, "24 h 0 min")],
 )
 def test_time_left_is_told_as_people_would(left_s, said):
-    assert left_text(0.5, left_s) == f"{said} left"
+    assert left_text(left_s) == f"{said} left"
 
 
 # -- what a simulation reports -------------------------------------------------------------------

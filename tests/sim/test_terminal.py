@@ -220,6 +220,29 @@ def test_a_command_is_guessed_too(word, verb, capsys):
     assert code == 2 and f"Unknown command {word}. Did you mean {verb}?" in err
 
 
+def test_every_command_can_be_quiet(capsys):
+    assert said(capsys, "policies", "-q")[:2] == said(capsys, "policies", "--quiet")[:2]
+    code, out, err = said(capsys, "trace", "fetch", "nosuch", "--quiet")
+    assert code == 2 and err.startswith("error: ") and "quiet" not in err
+    code, _, err = said(capsys, "policies", "--quieter")
+    assert code == 2 and "Unknown option: --quieter" in err
+
+
+def test_an_option_that_stands_twice_leads_to_sweeps(capsys):
+    code, _, err = said(capsys, *SMALL.split(), "-r", "random", "-r", "session")
+    line = "error: -r stands twice; several values are compared by twinserve sweep --grid"
+    assert code == 2 and err == f"{line} (see --help)\n"
+
+
+@pytest.mark.slow
+def test_a_missed_objective_may_be_an_exit_status(capsys):
+    words = (*SMALL.split(), "-q", "--fail-on-miss")
+    assert said(capsys, *words, "--slo", "p90 ttft < 1 us")[0] == 3
+    assert said(capsys, *words, "--slo", "p90 ttft < 99 s")[0] == 0
+    code, _, err = said(capsys, *words)
+    assert code == 2 and "--fail-on-miss: no objective is of the whole run" in err
+
+
 # -- completion ------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
@@ -244,6 +267,11 @@ def script(tmp_path_factory):
         ("simulate --max-num", {"--max-num-seqs", "--max-num-batched-tokens"}),
         ("simulate --kv-cache-dtype f", {"fp8"}),
         ("twinserve plan --max-model", {"--max-model-len"}),
+        ("simulate --policy bros", {"bros", "bros-exact"}),
+        ("twinserve sweep -p ec", {"echo", "echo-bs", "echo-bs-e", "echo-bs-e-s"}),
+        ("simulate --router least", {"least-requests", "least-tokens"}),
+        ("simulate --profile codellama", {"codellama-34b@h100:tp2"}),
+        ("twinserve plan --trace azure-2023", {"azure-2023:code", "azure-2023:conv"}),
     ],
 )
 def test_bash_completes(words, there, script):
