@@ -29,7 +29,7 @@ from twinserve.sim.setup.config import SimulationConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "terminal.md"
 SMALL = {"trace": "sharegpt", "rate": 30.0, "requests": 60, "seed": 3}
-FLAGS = ["-t", "sharegpt", "rate", "30", "--requests", "60", "--seed", "3"]
+FLAGS = ["-t", "sharegpt", "--rate", "30", "--requests", "60", "--seed", "3"]
 
 
 class LastComeFirstServed(Policy):
