@@ -92,8 +92,7 @@ class Threads:
     """Service times of a front end on its host, seconds of CPU time; as in `Service`.
 
     chat_s       of a chat, its template: more than a completion, on the tokeniser's thread
-    host_factor  times all of these on the host of the server that is simulated: as expected, and
-                 the ends of its range
+    host_factor  times all of these on the host of the server that is simulated
     """
 
     accept_s: float = Field(ge=0, lt=10)
@@ -107,7 +106,7 @@ class Threads:
     launch_s: float = Field(0.0, ge=0, lt=10)
     client_request_s: float = Field(0.0, ge=0, lt=10)
     client_chunk_s: float = Field(0.0, ge=0, lt=1)
-    host_factor: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    host_factor: float = Field(1.0, gt=0, le=100)
 
 
 @plain_dataclass(frozen=True)
@@ -198,13 +197,13 @@ class FrontEnd:
         return (
             f"front end {self.name}: one thread, {request:.3g} ms a request, {prompt:.3g} us a "
             f"prompt token, {1e3 * t.step_s:.3g} ms a step, {token:.3g} us a streamed token, times "
-            f"{t.host_factor[0]:.3g} on the server's host"
+            f"{t.host_factor:.3g} on the server's host"
         )
 
 
 def service_of(threads: Threads, serving: Serving) -> Service:
     """Their service times on the simulated host."""
-    factor = threads.host_factor[0] if serving.host_factor is None else serving.host_factor
+    factor = threads.host_factor if serving.host_factor is None else serving.host_factor
     streamed = 1.0 if serving.stream else 0.0
     there = 0.0 if serving.client == "none" else 1.0
     chat_s = threads.chat_s if serving.chat else 0.0
@@ -247,7 +246,7 @@ PUBLISHED = {
             launch_s=2.5e-3,
             client_request_s=0.4e-3,
             client_chunk_s=29e-6,
-            host_factor=(1.2, 1.0, 1.4),
+            host_factor=1.2,
         ),
     )
 }

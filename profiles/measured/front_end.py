@@ -114,7 +114,7 @@ def fit_threads(loads: Sequence[Load]) -> Threads:
         _SHIPPED, accept_s=before * request_s, submit_s=(1 - before) * request_s,
         prompt_token_s=prompt_token_s, tokenise_s=tokenise_s, step_s=step_s, token_s=token_s,
         chunk_s=chunk_s, client_request_s=client_request_s, client_chunk_s=client_chunk_s,
-        host_factor=(1.0, 1.0, 1.0),
+        host_factor=1.0,
     )  # fmt: skip
 
 

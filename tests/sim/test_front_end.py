@@ -20,6 +20,7 @@ from twinserve.sim.results.files import POOL_GROUP, RunResult, read_run, write_r
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
 from twinserve.traces.workload import Workload
 
 SLOW = Delays(request_s=0.02, prompt_token_s=1e-4, response_s=0.03)
@@ -175,6 +176,27 @@ def test_a_session_ends_with_an_answer_that_came_too_late():
     first = float((whole["last_token_s"] - whole["arrival_s"]).iloc[0])
     run = simulate(workload, front_end=SLOW, client_timeout=first - 0.5 * SLOW.response_s)
     assert run.requests["outcome"].tolist() == ["timed_out"] and run.rows.never_sent == 1
+
+
+def test_past_saturation_all_requests_fail_from_some_moment_on():
+    """Each seat is then taken by a request that has waited too long to end in time."""
+
+    def run(rate: float, timeout_s: float) -> pd.DataFrame:
+        trace = f"vllm:num_prompts=300,request_rate={rate},burstiness=inf,random_input_len=100"
+        config = SimulationConfig(
+            trace=trace, profile="llama-3.1-8b@h100", max_num_seqs=8, client_timeout=timeout_s,
+            slo="none", front_end="vllm",
+        )  # fmt: skip
+        inputs = resolve(config)
+        return run_policy(inputs, inputs.policies[0]).rows.requests
+
+    assert (run(7.0, 4.0)["outcome"] == "completed").all()
+    rows = run(12.0, 4.0)
+    ends_well = (rows["outcome"] == "completed").to_numpy()
+    serves_s = float((rows["last_token_s"] - rows["first_scheduled_s"])[ends_well].median())
+    fails_from_s = (4.0 - serves_s) / (12.0 * serves_s / 8 - 1)
+    assert rows["arrival_s"][ends_well].max() == pytest.approx(fails_from_s, rel=0.1)
+    assert ends_well.sum() == pytest.approx(12.0 * fails_from_s, rel=0.1)
 
 
 @pytest.mark.slow
