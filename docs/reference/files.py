@@ -26,6 +26,7 @@ from twinserve.sim.setup.fleet_file import (
 # Every format with a version: module and name.
 FORMATS = (
     "sim.results.versions:RESULTS",
+    "sim.results.versions:LIMITS",
     "sim.results.versions:PLANS",
     "sim.results.decisions:LOG",
     "sim.results.routing:ROUTING",

@@ -36,8 +36,12 @@ USERS = Page(
     "This page is made from the code. [In Python](../terminal.md#in-python) shows how the names "
     "are used. `import twinserve as ts` has them all.",
     (
-        Section("Calls", "twinserve", ("simulate", "sweep", "plan", "compare", "read_runs")),
-        Section("Results", "twinserve", ("Run", "Runs", "Sweep", "Plan", "Comparison", "Plot")),
+        Section(
+            "Calls", "twinserve", ("simulate", "sweep", "plan", "limit", "compare", "read_runs")
+        ),
+        Section(
+            "Results", "twinserve", ("Run", "Runs", "Sweep", "Plan", "Limits", "Comparison", "Plot")
+        ),
         Section("Plots of runs", f"{_API}.plots", ("Plots",)),
         Section("Errors", "twinserve", ("TwinserveError",)),
         Section("Settings", f"{_API}.settings", ("Settings", "EngineSettings")),

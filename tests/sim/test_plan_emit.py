@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 from tests.sim.planned import write_trace
 from twinserve.profiles.gpu_labels import gpu_of_label
@@ -53,6 +54,22 @@ def test_what_is_written_reads_back_as_the_same_simulation(tmp_path, kind, setti
         ours.max_num_batched_tokens,
     )
     assert back.profile.gpu_memory_utilization == one.hardware.profile.gpu_memory_utilization
+
+
+@pytest.mark.parametrize(("gpu", "tp"), [("h100", 2), ("mi300x", 1)])
+def test_manifests_are_of_the_schemas_of_kubernetes(gpu, tp):
+    """With fields that a schema does not have refused."""
+    schemas = pytest.importorskip("kubernetes_validate")
+    one = candidate(gpu, tp)
+    text = emitted("kubernetes", one, 3, serve_arguments(one, 0, (1.0, None), 4000))
+    kinds = []
+    for document in yaml.safe_load_all(text):
+        for release in ("1.31", "1.34"):
+            schemas.validate(document, release, strict=True)
+        kinds.append(document["kind"])
+    assert kinds == ["Deployment", "Service"]
+    with pytest.raises(schemas.ValidationError):
+        schemas.validate({**document, "specs": {}}, "1.31", strict=True)
 
 
 def test_labels_are_those_that_are_read():
