@@ -22,7 +22,6 @@ from twinserve.policies.registry import policy_names
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import Simulation, run_policy
-from twinserve.traces.apps.generate import applications
 from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.generators.tidal import tidal
 from twinserve.traces.transform import merge
@@ -30,8 +29,6 @@ from twinserve.traces.transform import merge
 BATCH = 128
 # tokens, uniform; about one request ends a step, and the next one begins
 PROMPT, OUTPUT = (128, 384), (1, 256)
-# Justitia: applications a minute -> ms
-TABLE_III = {15: 0.778, 20: 1.827, 30: 3.076, 50: 5.190, 100: 8.093}
 
 
 class SteadyQueue:
@@ -134,58 +131,6 @@ def steady(
     }
 
 
-def cpu_timed(inputs: Inputs) -> tuple[Simulation, np.ndarray]:
-    """The finished run, and float64[decisions]: CPU seconds of each."""
-    run = Simulation(inputs, inputs.policies[0])
-    core = run.engines[0].core
-    decisions = core.plan = CpuTimed(core.plan)
-    run.run()
-    return run, np.array(decisions.seconds)
-
-
-@alone
-def table_iii(rate: int, seed: int, apps: int) -> dict[str, float]:
-    """Justitia with `rate` applications a minute, on the profile of its paper's hardware."""
-    config = settings(
-        "justitia", profile="llama-7b@a100-pcie-40g", max_num_seqs=None, exact=False, slo="none"
-    )
-    arrivals = np.cumsum(np.random.default_rng(rate).exponential(60.0 / rate, apps))
-    run, seconds = cpu_timed(replace(resolve(config), workload=applications(arrivals)))
-    return {
-        "paper_ms": TABLE_III[rate],
-        "decisions": len(seconds),
-        "mean_ms": 1e3 * float(seconds.mean()),
-        "p99_ms": 1e3 * float(np.percentile(seconds, 99)),
-        "most_waiting": int(run.rows().steps["waiting"].max()),
-    }
-
-
-@alone
-def hybrid(policy: str, seed: int, seconds: float) -> dict[str, float]:
-    """BROS's hybrid setting, every step planned: decision time as a part of the iteration."""
-    config = SimulationConfig(
-        policy=(policy,),
-        trace="sharegpt",
-        rate=10.0,
-        duration=seconds,
-        pool=128,
-        profile="qwen2.5-14b@a100-40g:tp2",
-        slo="ttft=0.4,tpot=0.2",
-        exact=True,
-        **PAPERS_ENGINE,
-    )
-    run, taken = cpu_timed(resolve(config))
-    steps = run.rows().steps
-    iteration_s = float((steps["end_s"] - steps["start_s"]).mean())
-    return {
-        "mean_ms": 1e3 * float(taken.mean()),
-        "p99_ms": 1e3 * float(np.percentile(taken, 99)),
-        "iteration_ms": 1e3 * iteration_s,
-        "part_percent": 100 * float(taken.mean()) / iteration_s,
-        "batch": float((steps["prefill_requests"] + steps["decode_requests"]).mean()),
-    }
-
-
 @alone
 def tidal_day(policy: str, seed: int, day_s: float, documents: int | None) -> dict[str, Any]:
     """Online requests, one a second at the peak, through a day pressed into `day_s` seconds, and
@@ -241,18 +186,6 @@ STUDY = Study(
                 quick={**FEW_STEPS, "queued": 5},
             ),
             steady,
-        ),
-        _figure(
-            "hybrid",
-            "BROS's hybrid setting (its paper: 7.6 to 9.5 % of the iteration)",
-            Grid({"policy": ("bros", "vllm")}, {"seconds": 60.0}, quick={"seconds": 3.0}),
-            hybrid,
-        ),
-        _figure(
-            "table_iii",
-            "Justitia, Table III: a decision by applications a minute, ms",
-            Grid({"rate": [*TABLE_III]}, {"apps": 300}, few={"rate": 2}, quick={"apps": 8}),
-            table_iii,
         ),
         _figure(
             "whole",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from twinserve.policies.registry import parse_policy, policy_names
+from twinserve.policies.registry import policy_names
 
 HOST_BLOCKS = 1024  # more than a flood ever has on the host
 
@@ -15,36 +16,28 @@ HOST_BLOCKS = 1024  # more than a flood ever has on the host
 @dataclass(frozen=True)
 class Case:
     """policy: as `--additional-config` has it, None: vLLM with its own scheduler; options: further
-    keys of it; host_blocks: room for swapped KV; note: what is changed."""
+    keys of it; host_blocks: room for swapped KV."""
 
     policy: str | None
     options: dict = field(default_factory=dict)
     host_blocks: int = 0
-    note: str = ""
-
-    @property
-    def name(self) -> str:
-        shown = "vLLM's own scheduler" if self.policy is None else f"`{self.policy}`"
-        return f"{shown}{', ' * bool(self.note)}{self.note}"
 
 
 STOCK = Case(None)
-CHANGED = {
-    "bros": (
-        Case("bros:chunk=fit"),
-        Case("bros:chunk=fit", host_blocks=HOST_BLOCKS, note="swapping"),
-        Case("bros:chunk=64,reserve=true"),
-        Case("bros:chunk=64"),
-        Case("bros:chunk=64", {"kv": "bidirectional"}, note="half of the blocks"),
-    )
+FIT, SMALL = "bros:chunk=fit", {"model": "small"}
+# name -> arguments of `main.price`
+CASES: Mapping[str, Mapping[str, Any]] = {
+    **{policy: {"policy": policy} for policy in policy_names()},
+    FIT: {"policy": FIT},
+    f"{FIT}, swapping": {"policy": FIT, "host_blocks": HOST_BLOCKS},
+    "bros:chunk=64,reserve=true": {"policy": "bros:chunk=64,reserve=true"},
+    "bros:chunk=64": {"policy": "bros:chunk=64"},
+    "bros:chunk=64, half of the blocks": {
+        "policy": "bros:chunk=64",
+        "options": {"kv": "bidirectional"},
+    },
+    **{f"{policy}, model small": {"policy": policy, **SMALL} for policy in ("vllm", "bros", FIT)},
 }
-
-
-def cases(policies: list[str] | None = None) -> list[Case]:
-    """Of these policies; all by default. Raises RegistryError."""
-    if policies is not None:
-        return [Case(parse_policy(text).text) for text in policies]
-    return [case for name in policy_names() for case in (Case(name), *CHANGED.get(name, ()))]
 
 
 @dataclass(frozen=True)

@@ -1,54 +1,55 @@
-"""What a policy costs, and gains, when a live engine is served with it:
-`python -m twinserve.experiments.serving`.
+"""Live servers of vLLM on this machine's CPU: `twinserve study serving`.
 
-Real-time requests arrive in a flood of best-effort ones. For every policy: how long the former wait
-for their first token, and how long the whole takes, compared with vLLM's own scheduler in the same
-run. docs/serving.md has the table.
+price    what a policy costs, and gains, when an engine is served with it: real-time requests arrive
+         in a flood of best-effort ones, and vLLM's own scheduler gets the same flood at the same
+         time. docs/serving.md has the table.
+predict, plan
+         what an operator does, from end to end: measure a server with its own benchmark, calibrate
+         from those files, and hold what is then predicted and planned against the server again.
+         docs/calibrate.md and docs/plan.md have the results.
+
+Needs vLLM. Seeds are repeats.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import statistics
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Any
 
-import cyclopts
-from cyclopts import Parameter
+import numpy as np
+import pandas as pd
 
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
-from twinserve.experiments.benchmark.measure import machine
-from twinserve.experiments.benchmark.tables import machine_lines
-from twinserve.experiments.serving.flood import STOCK, Case, Engine, Flood, cases
-from twinserve.experiments.study.output import markdown_table
-from twinserve.sim.cli.main import run_app
-from twinserve.sim.setup.config import SettingsError
+from twinserve.experiments.benchmark.main import where
+from twinserve.experiments.serving.flood import CASES, STOCK, Case, Engine, Flood
+from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.tables import MEDIANS, Medians
+from twinserve.sim.sweep.grid import Point
 
-HEADER = (
-    "served with",
-    "whole, s",
-    "x vLLM",
-    "mean TTFT rt, s",
-    "sooner, x",
-    "steps",
-    "preempted",
-    "computed again",
-)
+SHARES = (0.8, 1.25)  # of what one replica keeps by the plan
+PRICES = ("whole_s", "over_vllm", "ttft_s", "sooner", "steps", "preemptions", "computed_again")
+PRICES += ("vllm_s", "vllm_ttft_s", "differing")
 
 
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# -- what a policy costs ---------------------------------------------------------------------------
 class Processes:
     """A process for each kind of engine, for its own CPU time and memory: vLLM's own scheduler, and
-    ours with each size of host memory."""
+    ours with each size of host memory, of each model."""
 
-    def __init__(self, engine: Engine, flood: Flood) -> None:
-        self._engine, self._flood = engine, flood
-        self._open: dict[tuple[bool, int], ProcessPoolExecutor] = {}
+    def __init__(self) -> None:
+        self._open: dict[tuple, ProcessPoolExecutor] = {}
 
-    def run(self, chosen: Sequence[Case], seed: int) -> list[dict]:
+    def run(self, chosen: Sequence[Case], engine: Engine, flood: Flood, seed: int) -> list[dict]:
         """The same flood with each case, at the same time: whatever else the machine does slows all
         of them. Raises LiveEngineError; the engines are then made anew for the next case."""
         from twinserve.experiments.serving.served import flooded
@@ -56,11 +57,10 @@ class Processes:
         spawn = multiprocessing.get_context("spawn")
         waiting = []
         for case in chosen:
-            kind = case.policy is None, case.host_blocks
+            kind = case.policy is None, case.host_blocks, engine
             if kind not in self._open:
                 self._open[kind] = ProcessPoolExecutor(1, spawn)
-            task = self._open[kind].submit(flooded, case, self._engine, self._flood, seed)
-            waiting.append(task)
+            waiting.append(self._open[kind].submit(flooded, case, engine, flood, seed))
         try:
             return [task.result() for task in waiting]
         except BrokenExecutor:
@@ -77,111 +77,115 @@ class Processes:
         self._open.clear()
 
 
-@dataclass
-class Found:
-    """runs: of a case, a seed each; stock: of the same flood with vLLM's own scheduler at the same
-    time; fault: why there are no more."""
-
-    case: Case
-    runs: list[dict] = field(default_factory=list)
-    stock: list[dict] = field(default_factory=list)
-    fault: str = ""
+ENGINES = Processes()
 
 
-def measure(chosen: list[Case], engine: Engine, flood: Flood, repeats: int) -> list[Found]:
-    """The runs of each case. If a case fails, the others go on."""
-    say = partial(print, file=sys.stderr, flush=True)
-    engines = Processes(engine, flood)
-    report = [Found(case) for case in chosen]
-    for found in report:
-        say(found.case.name)
-        try:
-            for seed in range(repeats):
-                one, stock = engines.run((found.case, STOCK), seed)
-                answers, others = one.pop("answers"), stock.pop("answers")
-                differing = sum(answers[name] != others[name] for name in others)
-                found.runs.append(one)
-                found.stock.append(stock)
-                say(
-                    f"  {one['whole_s']:.2f} s, vLLM's own {stock['whole_s']:.2f} s, answers that "
-                    f"differ: {differing}"
-                )
-        except LiveEngineError as error:
-            found.fault = str(error)
-            say(f"  {error}")
-    engines.close()
-    return report
-
-
-def price_rows(report: Sequence[Found]) -> list[Sequence[str]]:
-    """A row a case, vLLM's own scheduler first: the median of the runs, and in brackets the
-    smallest and largest. `x vLLM` and `sooner` compare a run with that of vLLM's own scheduler at
-    the same time: seconds until the last request has ended, mean TTFT of real-time requests."""
-    stock = [run for found in report for run in found.stock]
-    rows = [_row("vLLM's own scheduler", stock, stock)] if stock else []
-    for found in report:
-        if found.runs:
-            rows.append(_row(found.case.name, found.runs, found.stock))
-        else:
-            rows.append((found.case.name, found.fault, *[""] * (len(HEADER) - 2)))
-    return rows
-
-
-def _row(name: str, runs: list[dict], stock: list[dict]) -> tuple[str, ...]:
-    def spread(values: list[float], digits: int) -> str:
-        middle = statistics.median(values)
-        return f"{middle:.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
-
-    def against(key: str) -> list[float]:
-        return [run[key] / other[key] for run, other in zip(runs, stock, strict=True)]
-
-    counts = [
-        f"{statistics.median(run[key] for run in runs):,.0f}"
-        for key in ("steps", "preemptions", "computed_again")
-    ]
-    return (
-        name,
-        spread([run["whole_s"] for run in runs], 2),
-        spread(against("whole_s"), 2),
-        spread([run["ttft_mean_s"] for run in runs], 3),
-        f"{1 / statistics.median(against('ttft_mean_s')):.1f}",
-        *counts,
-    )
-
-
-def serving(
-    *,
-    policy: Annotated[list[str] | None, Parameter(name=["--policy", "-p"], negative="")] = None,
-    model: Literal["tiny", "deep", "small"] = "tiny",
-    profile: str = Engine.profile,
+def price(
+    policy: str,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    host_blocks: int = 0,
+    model: str = Engine.model,
     best_effort: int = Flood.best_effort,
-    repeats: int = 3,
-) -> None:
-    """Measure what policies cost and gain when a live engine is served with them.
+) -> dict[str, float]:
+    """The flood served with a policy. Seconds are CPU time: until the last request has ended
+    (whole_s), and until the first token of real-time requests, mean (ttft_s); over_vllm and sooner
+    compare both with vLLM's own scheduler (vllm_s, vllm_ttft_s). differing: answers that are not
+    vLLM's. All nan where the policy cannot be served so: it is said why."""
+    installed_vllm()  # before a process is started
+    case = Case(policy, dict(options or {}), host_blocks)
+    flood = Flood(best_effort=best_effort)
+    try:
+        one, stock = ENGINES.run((case, STOCK), Engine(model=model), flood, seed)
+    except LiveEngineError as error:
+        say(f"{policy}: {error}")
+        return dict.fromkeys(PRICES, np.nan)
+    answers, others = one["answers"], stock["answers"]
+    return {
+        "whole_s": one["whole_s"],
+        "over_vllm": one["whole_s"] / stock["whole_s"],
+        "ttft_s": one["ttft_mean_s"],
+        "sooner": stock["ttft_mean_s"] / one["ttft_mean_s"],
+        **{name: one[name] for name in ("steps", "preemptions", "computed_again")},
+        "vllm_s": stock["whole_s"],
+        "vllm_ttft_s": stock["ttft_mean_s"],
+        "differing": sum(answers[name] != others[name] for name in others),
+    }
 
-    Parameters
-    ----------
-    policy: list[str]
-        Only these; by default all there are, and BROS with several settings.
-    model: str
-        tiny, deep or small, as of `twinserve replay`.
-    profile: str
-        What policies believe a step takes.
-    best_effort: int
-        Requests of the flood.
-    repeats: int
-        Runs of each case, a seed each.
-    """
-    if repeats < 1 or best_effort < 1:
-        raise SettingsError("--repeats and --best-effort: at least 1")
-    engine, flood = Engine(model=model, profile=profile), Flood(best_effort=best_effort)
-    lines = [*machine_lines({**machine(), "core": None}), f"vLLM {installed_vllm()}, CPU engine"]
-    rows = price_rows(measure(cases(policy), engine, flood, repeats))
-    print("\n".join(lines), "", markdown_table(HEADER, rows), sep="\n", end="")
+
+# -- an operator's whole way -----------------------------------------------------------------------
+def predict(repeats: int) -> list[dict]:
+    """Another load, predicted from the benchmark file of one load, and measured. A row for each
+    repeat and metric, ms."""
+    from twinserve.experiments.serving.predict import predict as work  # vLLM comes along
+
+    installed_vllm()
+    with tempfile.TemporaryDirectory() as folder:
+        return work(Path(folder), repeats, say).to_dict("records")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point; bad input ends as one line."""
-    app = cyclopts.App(name="serving", help=serving.__doc__, version_flags=[])
-    app.default(serving)
-    run_app(app, arguments)
+def plan(repeats: int, requests: int) -> list[dict]:
+    """What one replica keeps by a plan of a trace of so many requests, and the planned server at
+    `SHARES` of that, by turns."""
+    from twinserve.experiments.serving.limit import planned  # vLLM comes along
+
+    installed_vllm()
+    with tempfile.TemporaryDirectory() as folder:
+        found, rows = planned(Path(folder), requests, SHARES, repeats, say)
+    command = f"vllm serve small {' '.join(found.arguments)}"
+    return rows.assign(limit_rps=found.rate_rps, command=command).to_dict("records")
+
+
+def repeats(scale: Scale, **settings: Any) -> list[Point]:
+    """One point: the repeats, as many as there are seeds, are of one server."""
+    return [Point({}, {"repeats": len(scale.seeds), **settings})]
+
+
+def errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """By metric: mean prediction and mean measurement in ms, `error` of the one against the other,
+    and `spread`, the farthest of the measured repeats from their mean, as shares of that mean."""
+    by_metric = rows.groupby("metric", sort=False)
+    found = by_metric[["predicted_ms", "measured_ms"]].mean()
+    means = by_metric["measured_ms"].transform("mean")
+    spread = (rows["measured_ms"] / means - 1).abs().groupby(rows["metric"]).max()
+    error = found["predicted_ms"] / found["measured_ms"] - 1
+    return found.assign(error=error, spread=spread).reset_index()
+
+
+STUDY = Study(
+    "serving",
+    "",
+    [
+        Figure(
+            "machine",
+            "What it was measured on",
+            lambda scale: [Point({}, {"seed": 0})],
+            where,
+            lambda points: points,
+        ),
+        Figure(
+            "price",
+            "Policies in a flood, beside vLLM's own scheduler",
+            Grid(
+                {"served": CASES},
+                {"best_effort": Flood.best_effort},
+                few={"served": ("bros:chunk=fit",)},
+                quick={"best_effort": 8},
+            ),
+            price,
+            Medians(("served",), ("whole_s", "over_vllm", "ttft_s")),
+        ),
+        Figure("predict", "Another load, predicted from a benchmark", repeats, predict, errors),
+        Figure(
+            "plan",
+            "The planned server, below and above its limit",
+            # at least 20 requests, for a 90th percentile
+            lambda scale: repeats(scale, requests=30 if scale.quick else 600),
+            plan,
+            lambda points: points,
+        ),
+    ],
+    seeds=3,
+    workers=1,
+    intro=MEDIANS,
+)

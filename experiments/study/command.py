@@ -30,6 +30,7 @@ STUDIES = {
     "apart": "When prefill apart from decode pays on equal GPUs.",
     "benchmark": "How fast the simulator is on this machine.",
     "decisions": "How long the decisions of the policies take on this machine.",
+    "serving": "Live vLLM servers on this machine: what a policy costs, what is predicted.",
     "silicon": "Closed loops that others measured on GPUs, simulated.",
     "optimality": "How far BROS's Algorithm 1 is from the best batch.",
 }

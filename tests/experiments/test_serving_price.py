@@ -1,13 +1,18 @@
-"""The experiment on what serving costs: its flood and its table. What it runs is tested in
-tests/live/test_serving_price.py."""
+"""The study of live servers: its flood, its rows, and what it refuses. What it runs is tested in
+tests/live."""
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from twinserve.experiments.serving.flood import Case, Flood, cases
-from twinserve.experiments.serving.main import HEADER, Found, main, price_rows
+from twinserve.backends.live.versions import LiveEngineError
+from twinserve.experiments.serving import main as study
+from twinserve.experiments.serving.flood import CASES, Flood
+from twinserve.experiments.study.study import Scale
 from twinserve.policies.registry import policy_names
+from twinserve.sim.cli.main import main
 
 
 def test_the_flood_comes_first_and_real_time_requests_one_by_one():
@@ -24,30 +29,59 @@ def test_the_flood_comes_first_and_real_time_requests_one_by_one():
     assert sent == list(flood.requests(100, seed=1)) != list(flood.requests(100, seed=2))
 
 
-def test_every_policy_is_measured_and_each_case_has_a_name_of_its_own():
-    chosen = cases()
-    assert {case.policy.partition(":")[0] for case in chosen} == set(policy_names())
-    assert len({case.name for case in chosen}) == len(chosen)
-    assert [case.policy for case in cases(["bros:chunk=64"])] == ["bros:chunk=64"]
+def test_every_policy_is_measured_and_each_case_is_one_of_its_own():
+    policies = {case["policy"].partition(":")[0] for case in CASES.values()}
+    assert policies == set(policy_names())
+    assert len({repr(sorted(case.items())) for case in CASES.values()}) == len(CASES)
 
 
-def run(whole_s: float, ttft_s: float) -> dict:
+def run(whole_s: float, ttft_s: float, answer: int = 1) -> dict:
     same = dict.fromkeys(("steps", "preemptions", "computed_again"), 1)
-    return {**same, "whole_s": whole_s, "ttft_mean_s": ttft_s}
+    return {**same, "whole_s": whole_s, "ttft_mean_s": ttft_s, "answers": {"rt0": [answer]}}
 
 
-def test_a_run_is_compared_with_that_of_vllm_beside_it():
-    """The second pair ran on a machine half as fast."""
-    bros = [run(3.0, 0.1), run(6.0, 0.2)]
-    found = Found(Case("bros"), bros, [run(2.0, 1.0), run(4.0, 2.0)])
-    rows = price_rows([found, Found(Case("x"), fault="it does not start")])
-    stock, row, failed = (dict(zip(HEADER, row, strict=True)) for row in rows)
-    assert stock["whole, s"] == "3.00 (2.00-4.00)" and stock["x vLLM"].startswith("1.00")
-    assert row["x vLLM"] == "1.50 (1.50-1.50)" and row["sooner, x"] == "10.0"
-    assert failed["whole, s"] == "it does not start"
+def test_a_run_is_compared_with_that_of_vllm_beside_it(monkeypatch, capsys):
+    """The second pair ran on a machine half as fast; the third policy cannot be served."""
+    pairs = [[run(3.0, 0.1), run(2.0, 1.0)], [run(6.0, 0.2, 2), run(4.0, 2.0)]]
+
+    def of(self, cases, engine, flood, seed):
+        assert [case.policy for case in cases] == ["bros", None] and flood.best_effort == 8
+        if seed == 2:
+            raise LiveEngineError("it does not start")
+        return pairs[seed]
+
+    monkeypatch.setattr(study.Processes, "run", of)
+    monkeypatch.setattr(study, "installed_vllm", lambda: "0.32")
+    rows = [study.price("bros", seed, best_effort=8) for seed in range(3)]
+    assert [row["over_vllm"] for row in rows[:2]] == [1.5, 1.5]
+    assert [row["sooner"] for row in rows[:2]] == [10.0, 10.0]
+    assert [row["differing"] for row in rows[:2]] == [0, 1]
+    assert np.isnan([*rows[2].values()]).all() and rows[2].keys() == rows[0].keys()
+    assert "bros: it does not start" in capsys.readouterr().err
 
 
-def test_no_runs_are_refused_in_one_line(capsys):
-    with pytest.raises(SystemExit):
-        main(["--repeats", "0"])
-    assert "--repeats and --best-effort: at least 1" in capsys.readouterr().err
+@pytest.mark.parametrize("figure", ["price", "predict", "plan"])
+def test_without_vllm_it_is_one_line(figure, tmp_path, capsys, monkeypatch):
+    def missing():
+        raise LiveEngineError("no vLLM is installed")
+
+    monkeypatch.setattr(study, "installed_vllm", missing)
+    with pytest.raises(SystemExit) as end:
+        main(["study", "serving", figure, "--quick", "--out", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert end.value.code and "no vLLM is installed" in error and "Traceback" not in error
+
+
+def test_repeats_are_of_one_server():
+    (point,) = study.repeats(Scale(seeds=(0, 1, 2)), requests=30)
+    assert point.arguments == {"repeats": 3, "requests": 30}
+
+
+def test_a_prediction_is_as_far_off_as_its_mean_and_repeats_differ_by_what_they_do():
+    rows = pd.DataFrame(
+        {"metric": name, "predicted_ms": mine, "measured_ms": theirs}
+        for name, mine, theirs in (("ttft", 11.0, 8.0), ("ttft", 13.0, 12.0), ("tpot", 2.0, 4.0))
+    )
+    found = study.errors(rows).set_index("metric")
+    assert found.error.tolist() == pytest.approx([0.2, -0.5])
+    assert found.spread.tolist() == pytest.approx([0.2, 0.0])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from twinserve.experiments.from_serving.predict import errors, predict
+from twinserve.experiments.serving.main import errors
+from twinserve.experiments.serving.predict import predict
 
 pytestmark = [pytest.mark.nightly, pytest.mark.live, pytest.mark.alone]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from twinserve.backends.live.serving.client import bench
-from twinserve.experiments.from_serving.server import engine_arguments, start, write_small
+from twinserve.experiments.serving.server import engine_arguments, start, write_small
 from twinserve.sim.results.bench_json import write_bench
 from twinserve.sim.results.export import export_requests
 from twinserve.sim.setup.config import SimulationConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinserve.experiments.from_serving.limit import planned
+from twinserve.experiments.serving.limit import planned
 from twinserve.profiles.specs import ProfileError
 
 pytestmark = [pytest.mark.nightly, pytest.mark.live, pytest.mark.alone]

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from twinserve.backends.live.serving.process import CPU_ENGINE, VLLM, named_vllm
-from twinserve.experiments.from_serving.predict import SEEN
-from twinserve.experiments.from_serving.server import (
+from twinserve.experiments.serving.predict import SEEN
+from twinserve.experiments.serving.server import (
     BLOCK_TOKENS,
     NAME,
     ON_A_CPU,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.from_serving.server import (
+from twinserve.experiments.serving.server import (
     METRICS,
     any_cpu,
     bench,
@@ -58,14 +58,3 @@ def measured(file: Path) -> np.ndarray:
     """float64[3]: means of METRICS in a file of `vllm bench serve`, seconds."""
     found = of_measurement(read_measurement(file))
     return np.array([np.nanmean(found.latencies[name]) for name in METRICS])
-
-
-def errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """By metric: mean prediction and mean measurement in ms, `error` of the one against the other,
-    and `spread`, the farthest of the measured repeats from their mean, as shares of that mean."""
-    by_metric = rows.groupby("metric", sort=False)
-    found = by_metric[["predicted_ms", "measured_ms"]].mean()
-    means = by_metric["measured_ms"].transform("mean")
-    spread = (rows["measured_ms"] / means - 1).abs().groupby(rows["metric"]).max()
-    error = found["predicted_ms"] / found["measured_ms"] - 1
-    return found.assign(error=error, spread=spread).reset_index()

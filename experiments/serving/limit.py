@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 import twinserve as ts
-from twinserve.experiments.from_serving.server import (
+from twinserve.experiments.serving.server import (
     NAME,
     any_cpu,
     bench,

@@ -1,6 +1,0 @@
-"""`python -m twinserve.experiments.serving`."""
-
-from twinserve.experiments.serving.main import main
-
-if __name__ == "__main__":
-    main()
