@@ -21,7 +21,7 @@ from twinserve.experiments.serving.server import (
     write_small,
 )
 from twinserve.profiles.specs import ProfileError
-from twinserve.sim.plan.commands import serve_arguments
+from twinserve.sim.plan.start import started
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.twin.served import of_measurement
@@ -79,7 +79,7 @@ def limit(folder: Path, model: Path, requests: int, say: Callable[[str], None]) 
     best = plan.found.best
     if best is None or best.closer is None or best.closer.rate_of_one is None:
         raise SettingsError(f"the plan knows no rate that one replica keeps:\n{plan}")
-    words = serve_arguments(best.candidate, 0, (TTFT_S, TPOT_S))
+    words = started(plan.found, best, 0)
     port = words.index("--port")
     share = best.closer.rate_of_one
     return Limit(share * PEAK_RPS, workload, (*words[3:port], *words[port + 2 :]))
