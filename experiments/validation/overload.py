@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t
+from scipy.special import stdtrit  # scipy.stats takes a second
 
 from twinserve.experiments.study.output import table_lines
 from twinserve.experiments.validation.events import read_events
@@ -34,7 +34,7 @@ def regression(columns: Mapping[str, np.ndarray], ms: np.ndarray) -> dict[str, d
     freedom = len(ms) - table.shape[1]
     variance = float(np.sum(np.square(ms - table @ found))) / freedom
     errors = np.sqrt(variance * np.diag(np.linalg.inv(table.T @ table)))
-    half = errors * t.ppf(0.975, freedom)
+    half = errors * stdtrit(freedom, 0.975)
     return {
         name: {
             "slope": float(found[i]),

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from scipy.optimize import curve_fit
-from scipy.stats import linregress
 
 from twinserve.experiments.study.output import table_lines, write_plot
 from twinserve.experiments.validation.events import Events, intervals, read_events, shortage
@@ -87,6 +86,8 @@ def fit(real_ms: np.ndarray, ours_ms: np.ndarray) -> dict[str, float]:
     below 3 points."""
     if len(real_ms) < 3 or np.ptp(ours_ms) == 0:
         return {}
+    from scipy.stats import linregress  # a second to import
+
     line = linregress(ours_ms, real_ms)
     names = ("a_ms", "a_error_ms", "b", "b_error")
     values = (line.intercept, line.intercept_stderr, line.slope, line.stderr)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 from scipy.optimize import least_squares
-from scipy.stats import t as student
+from scipy.special import stdtrit  # scipy.stats takes a second
 
 from twinserve.profiles.host import HostTime
 from twinserve.profiles.profile import Profile
@@ -143,7 +143,7 @@ class _HeldOut:
 
     def interval(self, name: str) -> tuple[float, float]:
         value, error = self.spread(name)
-        half = error * float(student.ppf(0.975, len(self.without) - 1))
+        half = error * float(stdtrit(len(self.without) - 1, 0.975))
         if name in FACTORS:
             return float(np.exp(value - half)), float(np.exp(value + half))
         return max(value - half, 0.0), value + half

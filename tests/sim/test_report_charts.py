@@ -9,12 +9,13 @@ from hypothesis.extra import numpy as arrays
 
 from tests.examples import examples
 from tests.sim.test_results_rows import toy_rows
-from twinserve.sim.report.chart import Chart, Curve, best, front, plain, thinned_steps
+from twinserve.sim.report.chart import Chart, Curve, best, plain, thinned_steps
 from twinserve.sim.report.run_charts import run_charts
 from twinserve.sim.report.seen import look
 from twinserve.sim.report.static import svg
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics import summarise
+from twinserve.sim.results.parts import front
 
 SECONDS = st.floats(0.0, 1e6)
 
