@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.parameters import mostly_nightly
 from twinserve.policies.kv.bidirectional.ledger import BidirectionalLedger
 from twinserve.policies.requests import RequestTable
 
@@ -80,7 +81,7 @@ def change(both: Both, table: RequestTable, rng: np.random.Generator) -> None:
         both.same("free", int(rng.choice(resident)))
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", mostly_nightly(range(25), *range(5)))
 def test_each_change_is_that_of_the_ledgers_own_code(seed):
     rng = np.random.default_rng(seed)
     table = RequestTable()

@@ -2,12 +2,14 @@
 refused where the tables are of something else."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
 pytest.importorskip("aiconfigurator_core")
 
+from tests.parameters import mostly_nightly  # noqa: E402
 from twinserve.profiles.catalog import find_gpu, find_model  # noqa: E402
 from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work  # noqa: E402
 from twinserve.profiles.memory import with_fp8_kv  # noqa: E402
@@ -16,7 +18,10 @@ from twinserve.profiles.operators.model import OperatorModel  # noqa: E402
 from twinserve.profiles.specs import ModelSpec, ProfileError  # noqa: E402
 from twinserve.profiles.step_times import choose  # noqa: E402
 
+KV_IN_FP8 = ("llama-3.1-8b@h100", "llama-3.1-70b-fp8@b200:tp4")
 
+
+@cache
 def _tables(llm: ModelSpec, gpu: str, tp: int = 1) -> OperatorModel:
     return OperatorModel(form_from_aiconfigurator(llm, gpu, tp))
 
@@ -32,7 +37,7 @@ def test_half_of_the_layers_of_gpt_oss_read_their_window_alone():
     assert half < found[1] - found[0] < 2 * half
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("tp", mostly_nightly([1, 2, 4, 8], 1))
 def test_experts_of_gpt_oss_are_no_faster_than_reading_them(tp):
     llm, gpu = find_model("gpt-oss-120b"), find_gpu("h200")
     tables = _tables(llm, "h200", tp)
@@ -63,7 +68,10 @@ def test_nvfp4_takes_less_than_fp8_where_matrices_are_read_or_multiplied():
 
 
 @pytest.mark.parametrize(
-    ("name", "gpu"), [("qwen3-30b-a3b-fp8", "h100"), ("mixtral-8x7b-fp8", "h200")]
+    ("name", "gpu"),
+    mostly_nightly(
+        [("qwen3-30b-a3b-fp8", "h100"), ("mixtral-8x7b-fp8", "h200")], ("mixtral-8x7b-fp8", "h200")
+    ),
 )
 def test_experts_that_are_slower_in_fewer_bits_are_refused(name, gpu):
     with pytest.raises(ProfileError, match="times as long as those in 16 bits"):
@@ -73,7 +81,7 @@ def test_experts_that_are_slower_in_fewer_bits_are_refused(name, gpu):
     assert faster < _tables(in_16_bits, "b200", 2).terms(decode_work(64, 100))["tokens"]
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b@h100", "llama-3.1-70b-fp8@b200:tp4"])
+@pytest.mark.parametrize("name", mostly_nightly([*KV_IN_FP8], "llama-3.1-70b-fp8@b200:tp4"))
 def test_tables_of_fp8_kv_are_read_in_about_half_the_time(name):
     plain = choose(name, "operators").profile
     fp8 = with_fp8_kv(plain)

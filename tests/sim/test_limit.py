@@ -40,6 +40,7 @@ def every_place(one: Limit, made: Limits, places: range) -> dict[int, bool]:
     return kept
 
 
+REQUESTS_OF_TINY = 80
 # What is asked, of a server of one GPU: its seats, its budget, a policy, two kinds of objectives.
 TINY = [
     ({}, False),
@@ -57,15 +58,15 @@ TINY = [
 
 @pytest.mark.parametrize(("further", "closed"), mostly_nightly(TINY, TINY[1], TINY[8]))
 def test_a_run_of_every_load_finds_the_same_limit(tmp_path, further, closed):
-    trace = write_trace(tmp_path / "t.csv", count=120)
+    trace = write_trace(tmp_path / "t.csv", count=REQUESTS_OF_TINY)
     made = found(config(trace, **further), closed=closed)
     (one,) = made.limits
     assert one.load is not None and not one.open
     place = place_of(one.load, closed)
     if closed:
-        kept = every_place(one, made, range(1, 120 // limits.A_CLIENT + 1))
+        kept = every_place(one, made, range(1, REQUESTS_OF_TINY // limits.A_CLIENT + 1))
     else:
-        kept = every_place(one, made, range(place - 60, place + 61, 12))
+        kept = every_place(one, made, range(place - 60, place + 61, 20))
         kept |= every_place(one, made, range(place - 2, place + 4))
     assert max(k for k, ok in kept.items() if ok) == place
     assert all(ok for k, ok in kept.items() if k <= place)
@@ -77,7 +78,7 @@ def test_a_run_of_every_load_finds_the_same_limit(tmp_path, further, closed):
 
 # -- the command -----------------------------------------------------------------------------------
 SERVER = ("--from-vllm", "vllm serve Qwen/Qwen3-8B --max-num-seqs 8 --enable-lora", "--gpu", "h100")
-REQUESTS = ("-t", "sharegpt", "--requests", "150", "--workers", "1", "-q")
+REQUESTS = ("-t", "sharegpt", "--requests", "60", "--workers", "1", "-q")
 
 
 def said(capsys, *words: str) -> tuple[int, str, str]:
@@ -109,9 +110,9 @@ def test_two_gpus_under_the_words_of_one_server(tmp_path, capsys):
 
 def test_seeds_are_judged_together_and_the_same_command_says_the_same(capsys):
     words = (*SERVER, *REQUESTS, "--slo", "e2el p80 < 4 s", "--concurrency", "--json")
-    runs = [json.loads(said(capsys, *words, "--seeds", n)[1])["runs"] for n in "12"]
-    assert runs[1] >= 1.5 * runs[0]
-    assert said(capsys, *words)[1] == said(capsys, *words)[1]
+    one, again, two = (said(capsys, *words, "--seeds", n)[1] for n in "112")
+    assert one == again
+    assert json.loads(two)["runs"] >= 1.5 * json.loads(one)["runs"]
 
 
 def test_an_objective_that_no_load_keeps(capsys):

@@ -6,10 +6,12 @@ import csv
 import json
 import os
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from tests.parameters import mostly_nightly_pairs
 from twinserve.profiles.front_end import FrontEnd, save_front_end
 from twinserve.sim.cli.main import BAD_INPUT, main, simulate_main
 from twinserve.sim.serve_line.argv import options, read_argv
@@ -333,8 +335,15 @@ def test_what_cannot_be_one_server_is_refused_in_one_line(name, text, said, tmp_
     assert "\n" not in plain(str(error.value))
 
 
-@pytest.mark.parametrize("value", ["", "null", "[1]", "{a: b}", "'x'", "{{ .v }}", "$(x)"])
-@pytest.mark.parametrize("text", [_POD, _COMPOSE, _PD, _QUADLET, _RAY])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    mostly_nightly_pairs(
+        product(
+            [_POD, _COMPOSE, _PD, _QUADLET, _RAY],
+            ["", "null", "[1]", "{a: b}", "'x'", "{{ .v }}", "$(x)"],
+        )
+    ),
+)
 def test_a_damaged_file_is_read_or_refused(text, value, tmp_path):
     """Each line in turn has another value: what is wrong is one line, and no defect of ours."""
     lines = text.splitlines()
