@@ -28,6 +28,7 @@ FORMATS = (
     "sim.results.versions:RESULTS",
     "sim.results.versions:LIMITS",
     "sim.results.versions:PLANS",
+    "sim.results.versions:LIMITS",
     "sim.results.decisions:LOG",
     "sim.results.routing:ROUTING",
     "traces.readers.sidecar:SIDECAR",

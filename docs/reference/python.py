@@ -50,7 +50,7 @@ USERS = Page(
 CONTRACTS = Page(
     "Contracts",
     "This page is made from the code. It has what a [policy](../your_own_policy.md), a memory "
-    "ledger, a [router](../routers.md) and whoever executes plans must be. "
+    "ledger, a [router](../routers.md) and a backend must be. "
     "[How it is built](../architecture.md) says how they meet.",
     (
         Section("Policies", "twinserve.policies.base"),

@@ -26,7 +26,14 @@ from twinserve.sim.sweep.executors import local
 
 # Of each command: options that change nothing of what is asked, and every other one.
 CARRIED_OUT = {"--workers", "--out", "--json", "--quiet", "--overwrite", "--resume", "--help"}
-CARRIED_OUT |= {"--timeline", "--decisions", "--export", "--bench-json", "--version"}
+CARRIED_OUT |= {
+    "--fail-on-miss",
+    "--timeline",
+    "--decisions",
+    "--export",
+    "--bench-json",
+    "--version",
+}
 CARRIED_OUT |= {"--executor", "--plot", "--retry-failed", "--any-version", "--dry-run"}
 STARTING = {
     "--baseline",
@@ -50,6 +57,7 @@ PLAN = (
     *"--front-end vllm --kv-cache-dtype fp8 --gpu-memory-utilization 0.85 --enforce-eager".split(),
     *"--engine-version 0.19 --max-model-len 4096 --max-num-seqs 77 --prefill-decode --all".split(),
     *"--max-num-batched-tokens 1024 --no-async-scheduling --rate 2.5".split(),
+    *"--format csv --columns arrival=ts:ms,prompt=in,output=out".split(),
 )
 
 

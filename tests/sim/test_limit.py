@@ -40,7 +40,7 @@ def every_place(one: Limit, made: Limits, places: range) -> dict[int, bool]:
     return kept
 
 
-REQUESTS_OF_TINY = 80
+REQUESTS_OF_TINY = 120
 # What is asked, of a server of one GPU: its seats, its budget, a policy, two kinds of objectives.
 TINY = [
     ({}, False),

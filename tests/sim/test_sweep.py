@@ -425,7 +425,7 @@ def test_a_defect_in_a_policy_is_told_with_its_place(tmp_path, capsys):
     )
     assert sweep(tmp_path / "out", "--grid", f"policy=vllm,{policy}:Broken") == 1
     (error,) = pd.read_csv(tmp_path / "out" / "failures.csv").error
-    assert error == "ZeroDivisionError: division by zero (broken.py, line 5)"
+    assert error.endswith("/broken.py:5: ZeroDivisionError: division by zero")
 
 
 @pytest.mark.slow
