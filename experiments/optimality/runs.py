@@ -88,9 +88,9 @@ def random_iterations(seed: int, count: int, late: bool = True) -> list[dict[str
             )
         for name, policy in exact.items():
             policy.take_average(average)
-            urgent = policy._by_urgency(batch[:real_time], residual, table)
+            urgent = policy.packer.by_urgency(batch[:real_time], residual, table, policy.batch_size)
             found[name].append(
-                _pair(policy, urgent, policy._by_swap(batch[real_time:]), size, table)
+                _pair(policy, urgent, policy.packer.by_swap(batch[real_time:]), size, table)
             )
     return [row for name, pairs in found.items() for row in gap_rows(name, pairs)]
 
@@ -131,7 +131,7 @@ class Watched(BrosPolicy):
     def _choose(self, step, urgent, candidates, size):
         if 2 <= len(urgent.batch) + len(candidates) <= SIZES[1]:
             for name, policy in self.exact.items():
-                policy.take_average(self.average_iteration_s)
+                policy.take_average(self.queues.average_iteration_s)
                 self.found[name].append(_pair(policy, urgent, candidates, size, step.view.requests))
         return super()._choose(step, urgent, candidates, size)
 
@@ -163,7 +163,7 @@ class Placed(Watched):
         self.planned += 1
         found = {}
         for name, policy in self.exact.items():
-            policy.take_average(self.average_iteration_s)
+            policy.take_average(self.queues.average_iteration_s)
             found[name] = policy.instance(
                 choice.urgent, choice.candidates, size, step.view.requests, step.ledger
             )

@@ -25,9 +25,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from twinserve.policies.base import SystemView, Traits
+from twinserve.policies.base import EngineLimits, SystemView, Traits
+from twinserve.policies.bros.options import BrosOptions
+from twinserve.policies.bros.packing import Packer
 from twinserve.policies.bros.parts import EMPTY, Choice, PlanInProgress, among
 from twinserve.policies.bros.policy import BrosPolicy
+from twinserve.policies.bros.queues import Queues
 from twinserve.policies.drafting import DraftingLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
@@ -39,10 +42,59 @@ from twinserve.policies.requests import RequestClass, RequestTable
 _REAL_TIME = int(RequestClass.REAL_TIME)
 
 
+class DraftedQueues(Queues):
+    """given: tokens of each row's last step, where it was several and counts."""
+
+    def __init__(self, limits: EngineLimits, options: BrosOptions) -> None:
+        super().__init__(limits, options)
+        self.given: dict[int, int] = {}
+
+    def batch(self, rows: np.ndarray, requests: RequestTable, ledger: KvLedger) -> Batch:
+        batch = super().batch(rows, requests, ledger)
+        if self.options.drafts == "spare":
+            return batch
+        drafts = self.drafts(batch.rows, batch.context, batch.is_prefill, requests)
+        return replace(batch, new=batch.new + drafts, context=batch.context + drafts)
+
+    def drafts(
+        self, rows: np.ndarray, context: np.ndarray, prompt: np.ndarray, requests: RequestTable
+    ) -> np.ndarray:
+        """int64[n]: drafts that each row can have verified beside `context` tokens, resident and
+        new ones; none where it computes a prompt. The last token that a request can have is never
+        computed."""
+        room = self.limits.max_model_len - 1 - context
+        return np.where(prompt, 0, np.clip(requests.draft_tokens[rows], 0, np.maximum(room, 0)))
+
+    def due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+        since, slo = super().due(rows, requests)
+        if self.given:
+            given = np.array([self.given.get(row, 1) for row in rows.tolist()], np.int64)
+            # what the step under way gives is not known: at least one token
+            group = np.where(requests.in_flight[rows] > 0, 1, given)
+            slo = np.where(requests.output_tokens[rows] > 0, slo * group, slo)
+        return since, slo
+
+
+class DraftedPacker(Packer):
+    @property
+    def slots(self) -> int:
+        assert isinstance(self.limits, DraftingLimits)
+        return self.limits.drafting.slots
+
+    def within_tokens(self, batch: Batch, behind: Batch | None = None) -> int:
+        """A draft model takes `Drafting.slots` of the budget for each row."""
+        if self.slots:
+            batch = replace(batch, new=batch.new + self.slots)
+            behind = behind and replace(behind, new=behind.new + self.slots)
+        return super().within_tokens(batch, behind)
+
+
 class BrosDrafts(BrosPolicy):
     # which rows end with a step is known when it has ended
     traits = Traits(keeps_ending=True)
     limits: DraftingLimits
+    queues: DraftedQueues
+    _parts = (DraftedQueues, DraftedPacker)
 
     def setup(self) -> None:
         super().setup()
@@ -60,17 +112,15 @@ class BrosDrafts(BrosPolicy):
             )
         self.options = self.options.model_copy(update={"swap": False})
         self._slots = self.limits.drafting.slots
-        self._given: dict[int, int] = {}  # tokens of each row's last step, where it was several
         self._real_time: tuple[Batch, np.ndarray]  # of this plan, and their residual times
         self._replaced = EMPTY  # of this plan: rows that gave a place to a best-effort request
 
     # -- events ------------------------------------------------------------------------------------
     def on_finish(self, row: int) -> None:
         super().on_finish(row)
-        self._given.pop(row, None)
+        self.queues.given.pop(row, None)
         # with asynchronous scheduling it may have lost its place while its last token was computed
-        self.rt_waiting.remove(row)
-        self.be_waiting.discard(row)
+        self.queues.leaves(row)
 
     def on_outcome(self, outcome: StepOutcome) -> None:
         super().on_outcome(outcome)
@@ -80,7 +130,7 @@ class BrosDrafts(BrosPolicy):
                 outcome.emitted.tolist(), outcome.verified.tokens.tolist(), strict=True
             ):
                 if row not in ended:
-                    self._given[row] = tokens
+                    self.queues.given[row] = tokens
 
     # -- the iteration -----------------------------------------------------------------------------
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
@@ -97,35 +147,12 @@ class BrosDrafts(BrosPolicy):
         """Rows whose last token is being computed have nothing left to compute; they keep their
         place."""
         ending = []
-        for rows in (self.rt_pending, self.be_pending):
+        for rows in (self.queues.rt_pending, self.queues.be_pending):
             left = requests.known_tokens(rows.rows) - requests.computed_tokens[rows.rows]
             ending += [(rows, row) for row in rows.rows[left <= 0].tolist()]
         for rows, row in ending:
             rows.discard(row)
         return ending
-
-    def _batch(self, rows: np.ndarray, requests: RequestTable, ledger: KvLedger) -> Batch:
-        batch = super()._batch(rows, requests, ledger)
-        if self.options.drafts == "spare":
-            return batch
-        drafts = self._drafts(batch.rows, batch.context, batch.is_prefill, requests)
-        return replace(batch, new=batch.new + drafts, context=batch.context + drafts)
-
-    def _drafts(
-        self, rows: np.ndarray, context: np.ndarray, prompt: np.ndarray, requests: RequestTable
-    ) -> np.ndarray:
-        """int64[n]: drafts that each row can have verified beside `context` tokens, resident and
-        new ones; none where it computes a prompt. The last token that a request can have is never
-        computed."""
-        room = self.limits.max_model_len - 1 - context
-        return np.where(prompt, 0, np.clip(requests.draft_tokens[rows], 0, np.maximum(room, 0)))
-
-    def _within_tokens(self, batch: Batch, behind: Batch | None = None) -> int:
-        """A draft model takes `Drafting.slots` of the budget for each row."""
-        if self._slots:
-            batch = replace(batch, new=batch.new + self._slots)
-            behind = behind and replace(behind, new=behind.new + self._slots)
-        return super()._within_tokens(batch, behind)
 
     def _plainly(
         self, step: PlanInProgress, everyone: Batch, n: int, residual: np.ndarray, size: int
@@ -140,15 +167,6 @@ class BrosDrafts(BrosPolicy):
     def _computes_chunks(self, step: PlanInProgress, everyone: Batch) -> bool:
         return False
 
-    def _due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
-        since, slo = super()._due(rows, requests)
-        if self._given:
-            given = np.array([self._given.get(row, 1) for row in rows.tolist()], np.int64)
-            # what the step under way gives is not known: at least one token
-            group = np.where(requests.in_flight[rows] > 0, 1, given)
-            slo = np.where(requests.output_tokens[rows] > 0, slo * group, slo)
-        return since, slo
-
     # -- drafts in the time that is left -----------------------------------------------------------
     def _verify_in_spare(self, plan: StepPlan, view: SystemView, ledger: KvLedger) -> None:
         """Add drafts to the decodes of `plan`, as many as time, budget and memory allow."""
@@ -157,7 +175,7 @@ class BrosDrafts(BrosPolicy):
         left = requests.known_tokens(rows) - resident
         prompt = (left > 1) | (requests.output_tokens[rows] == 0)
         context = resident + plan.tokens
-        drafts = self._drafts(rows, context, prompt, requests)
+        drafts = self.queues.drafts(rows, context, prompt, requests)
         if not np.count_nonzero(drafts):
             return
         due = self._due_in()
@@ -179,7 +197,9 @@ class BrosDrafts(BrosPolicy):
         """Seconds that a step may take so that no row is late for its drafts. batch: rows served,
         without drafts."""
         everyone, residual = self._real_time
-        bound = self._by_urgency(everyone, residual, requests).bound
+        bound = self.packer.by_urgency(
+            everyone, residual, requests, self._reach(self.batch_size)
+        ).bound
         # That bound leaves out rows that would be late behind all that are more urgent. Where some
         # of these found no memory, the step without them may be in time.
         plain = self.estimator.seconds(batch)
@@ -187,7 +207,7 @@ class BrosDrafts(BrosPolicy):
         bound = min([bound, *(left for left in served if left >= plain)])
         left_out = self._replaced[~among(self._replaced.rows, batch.rows)]
         if len(left_out):
-            following = max(self.average_iteration_s, self.estimator.seconds(left_out))
+            following = max(self.queues.average_iteration_s, self.estimator.seconds(left_out))
             bound = min([bound, *(due[row] - following for row in left_out.rows.tolist())])
         return bound
 

@@ -82,7 +82,6 @@ class BrosExactPolicy(BrosPolicy):
         # Steps: solved and placed as solved; too many requests; memory did not allow the solution.
         self.counters = {"solved_steps": 0, "fallback_steps": 0, "memory_steps": 0}
         self._solves = False  # this iteration
-        self._by_deadline: Urgent  # of a solved iteration: as Algorithm 1 would order them
         self._solved: Instance | None = None  # in this iteration
         self._kind = "solved_steps"
         self._kinds: list[str] = []  # of the plans whose outcome has not come
@@ -93,8 +92,8 @@ class BrosExactPolicy(BrosPolicy):
             self.counters[self._kinds.pop(0)] += len(outcome.ends_s)
 
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
-        real_time = len(self.rt_waiting) + len(self.rt_pending)
-        everyone = real_time + len(self.be_waiting) + len(self.be_pending)
+        real_time = len(self.queues.rt_waiting) + len(self.queues.rt_pending)
+        everyone = real_time + len(self.queues.be_waiting) + len(self.queues.be_pending)
         self._solves = everyone <= self.options.max_requests
         self._kind = "solved_steps" if self._solves else "fallback_steps"
         plan = super().plan(view, ledger)
@@ -116,7 +115,7 @@ class BrosExactPolicy(BrosPolicy):
         """Each iteration is solved anew, but where the solution is plain: real-time requests alone,
         all rows with memory decode and keep their objectives together, and no row waits that could
         change that."""
-        if not self._solves or not len(self.be_waiting) + len(self.be_pending):
+        if not self._solves or not len(self.queues.be_waiting) + len(self.queues.be_pending):
             super()._stands(step, batch, real_time)
 
     def _keeps_out(
@@ -151,9 +150,9 @@ class BrosExactPolicy(BrosPolicy):
         spare = left[kept] - self.estimator.seconds(_longer(running))
         # iterations that take u seconds together make T_avg, the mean of k, at most u / k longer;
         # and all have u seconds less
-        k = max(len(self._iterations), 1)
+        k = max(len(self.queues.iterations), 1)
         until = np.minimum(
-            spare - alone[:n][kept], (spare - self.average_iteration_s) * (k / (k + 1))
+            spare - alone[:n][kept], (spare - self.queues.average_iteration_s) * (k / (k + 1))
         )
         lasts = min(lasts, float(until.min(initial=np.inf)))
         if not lasts > _APART_S:
@@ -210,7 +209,7 @@ class BrosExactPolicy(BrosPolicy):
                 lasts, float(residual[savable[0]] - self.estimator.prefixes(_longer(everyone))[-1])
             )
         before = self.batch_size
-        self._adapt(early_return=fits < self._within_tokens(everyone))
+        self._adapt(early_return=fits < self.packer.within_tokens(everyone))
         changed, self.batch_size = self.batch_size != before, before
         return 0.0 if changed else lasts
 
@@ -218,7 +217,6 @@ class BrosExactPolicy(BrosPolicy):
         greedy = super()._choose(step, urgent, candidates, size)
         if not self._solves or not len(urgent.batch) + len(candidates):
             return greedy
-        self._by_deadline = urgent
         instance = self._solved = self.instance(
             urgent, candidates, size, step.view.requests, step.ledger
         )
@@ -233,7 +231,8 @@ class BrosExactPolicy(BrosPolicy):
             urgent.batch[first], urgent.residual[first], urgent.costs[first], urgent.bound
         )
         best_effort = candidates[y] + candidates[~y]
-        return Choice(ordered, best_effort, int(x.sum()), int(y.sum()), 0, greedy.early_return)
+        served = int(x.sum()), int(y.sum())
+        return Choice(ordered, best_effort, *served, 0, greedy.early_return, urgent)
 
     def _place(self, step: PlanInProgress, choice: Choice, size: int) -> None:
         super()._place(step, choice, size)
@@ -242,13 +241,6 @@ class BrosExactPolicy(BrosPolicy):
         )
         if self._solves and not np.array_equal(np.sort(chosen), np.sort(step.plan.rows)):
             self._kind = "memory_steps"
-
-    def _place_residents(
-        self, step: PlanInProgress, urgent: Urgent, placed: Batch, size: int
-    ) -> Batch:
-        return super()._place_residents(
-            step, self._by_deadline if self._solves else urgent, placed, size
-        )
 
     # -- the problem -------------------------------------------------------------------------------
     def instance(
@@ -261,7 +253,7 @@ class BrosExactPolicy(BrosPolicy):
     ) -> Instance:
         """The problem of an iteration; without `ledger` memory is no matter."""
         n, everyone = len(urgent.batch), urgent.batch + candidates
-        following = np.full(n, self.average_iteration_s)
+        following = np.full(n, self.queues.average_iteration_s)
         if self.options.following == "own":
             following = np.maximum(following, self._alone(urgent.batch))
         pace, new_blocks, empty = np.inf, np.zeros(len(everyone), np.int64), 0
@@ -281,7 +273,7 @@ class BrosExactPolicy(BrosPolicy):
 
     def greedy_batch(self, urgent: Urgent, candidates: Batch, size: int) -> np.ndarray:
         """bool[n]: Algorithm 1's choice, in the order of `instance`."""
-        choice = self._greedy(urgent, candidates, size)
+        choice = self.packer.choose(urgent, candidates, size)
         chosen = np.zeros(len(urgent.batch) + len(candidates), bool)
         chosen[: choice.fits - choice.replaced] = True
         chosen[len(urgent.batch) :][: choice.packed] = True
@@ -289,8 +281,8 @@ class BrosExactPolicy(BrosPolicy):
 
     def take_average(self, seconds: float) -> None:
         """T_avg is this from now on, as if all iterations so far had taken so long."""
-        self._iterations.clear()
-        self._iterations.append(seconds)
+        self.queues.iterations.clear()
+        self.queues.iterations.append(seconds)
 
     def solve(self, instance: Instance) -> Solution | None:
         """The best batch; None if there is none, for lack of memory."""

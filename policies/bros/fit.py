@@ -40,8 +40,8 @@ class BrosFitPolicy(FitBestEffort):
         seats, tokens = self.batch_size, limits.max_num_batched_tokens
         step = FitStep(view, ledger, self.options.swap, self.cost, seats, tokens)
         lead = self._lead(step)
-        decodes, begun = decodes_and_prompts(self.rt_pending.rows, requests, ledger)
-        theirs, begun_be = decodes_and_prompts(self.be_pending.rows, requests, ledger)
+        decodes, begun = decodes_and_prompts(self.queues.rt_pending.rows, requests, ledger)
+        theirs, begun_be = decodes_and_prompts(self.queues.be_pending.rows, requests, ledger)
         aged = self._aged(step, theirs, begun_be)
         resting = self._serve_decodes(step, decodes, begun, lead)
         prompts, residual = self._prompts(step, begun, lead)
@@ -110,7 +110,7 @@ class BrosFitPolicy(FitBestEffort):
         have time to spare.
         """
         room = min(step.seats, step.tokens)
-        prompts = min(begun + len(self.rt_waiting), room // _PROMPTS)
+        prompts = min(begun + len(self.queues.rt_waiting), room // _PROMPTS)
         over = len(decodes) + prompts - room
         if not prompts or over <= 0:
             return NOBODY, np.inf
@@ -136,7 +136,7 @@ class BrosFitPolicy(FitBestEffort):
             row, back = int(batch.rows[i]), int(batch.swapped[i])
             if back and done.any() and self._swap_seconds(swapped + back) > allowed:
                 continue  # the others would wait for it
-            victims = Victims(self.be_pending.rows, urgency, decodes.rows[done], row)
+            victims = Victims(self.queues.be_pending.rows, urgency, decodes.rows[done], row)
             done[i] = take(step, row, int(batch.context[i]), victims)
             swapped += back * int(done[i])
         return done
@@ -164,7 +164,7 @@ class BrosFitPolicy(FitBestEffort):
         """Real-time prompts in the order in which they are computed, and their residual times
         (float64[n], as estimates); they limit the bound."""
         requests = step.view.requests
-        prompts = self._with_waiting(step, begun, lead) if len(self.rt_waiting) else begun
+        prompts = self._with_waiting(step, begun, lead) if len(self.queues.rt_waiting) else begun
         if not len(prompts):
             return prompts, np.zeros(0)
         residual = self._until_due(prompts.rows, requests, step.view.now)
@@ -183,9 +183,9 @@ class BrosFitPolicy(FitBestEffort):
         """Real-time prompts that have been begun, then those that wait."""
         requests = step.view.requests
         if self.options.fit_order == "savable":
-            waiting = self.rt_waiting.open_first(step.view.now + lead, REACH)
+            waiting = self.queues.rt_waiting.open_first(step.view.now + lead, REACH)
         else:
-            waiting = self.rt_waiting.first(REACH)
+            waiting = self.queues.rt_waiting.first(REACH)
         none = resident = np.zeros(len(waiting), np.int64)
         if step.ledger.prefix_caching:
             resident = np.array([self._expected_hit(step, row) for row in waiting.tolist()])
@@ -264,7 +264,7 @@ class BrosFitPolicy(FitBestEffort):
     def _may_drop(self, step: FitStep) -> np.ndarray:
         """int64[n]: best-effort requests that got nothing in this step, the last to arrive
         first."""
-        victims = self.be_pending.rows[::-1]
+        victims = self.queues.be_pending.rows[::-1]
         if step.granted:
             victims = victims[[v not in step.granted for v in victims.tolist()]]
         return victims
@@ -304,16 +304,16 @@ class BrosFitPolicy(FitBestEffort):
 
     def _place_anyone(self, step: FitStep) -> None:
         """All rows wait for memory that others hold: as `bros` does."""
-        requests = step.view.requests
-        real_time = np.concatenate([self.rt_pending.rows, self.rt_waiting.first(REACH)])
-        best_effort = np.concatenate([self.be_pending.rows, self.be_waiting.first(REACH)])
-        residual = self._residual(real_time, requests, step.view.now)
+        requests, queues = step.view.requests, self.queues
+        real_time = np.concatenate([queues.rt_pending.rows, queues.rt_waiting.first(REACH)])
+        best_effort = np.concatenate([queues.be_pending.rows, queues.be_waiting.first(REACH)])
+        residual = queues.residual(real_time, requests, step.view.now)
         batches = [
             self._chunks(rows, requests, step.ledger)
             for rows in (real_time[residual.argsort(kind="stable")], best_effort)
         ]
         for placed, to in zip(
-            self._place_someone(step, *batches), (step.real_time, step.best_effort), strict=True
+            self.placer.someone(step, *batches), (step.real_time, step.best_effort), strict=True
         ):
             for row, new, context in zip(
                 placed.rows.tolist(), placed.new.tolist(), placed.context.tolist(), strict=True
@@ -332,7 +332,8 @@ class BrosFitPolicy(FitBestEffort):
 
     def _stands(self, step, batch: Batch, real_time: int) -> None:
         """All rows decode and none waits: that stays so while the bound holds all of them."""
-        if self.options.group_size > 1 or self.options.adaptive_batch or len(self.rt_waiting):
+        options = self.options
+        if options.group_size > 1 or options.adaptive_batch or len(self.queues.rt_waiting):
             return
         plan, requests = step.plan, step.view.requests
         steps = step.ledger.decode_steps(batch.rows, LONGEST_RUN)

@@ -69,7 +69,7 @@ class FitBestEffort(BrosPolicy):
         if self.options.group_size == 1:
             return kernels.residual(requests, rows, now, lead)
         late = np.where(requests.in_flight[rows] > 0, 0.0, lead)
-        return self._residual(rows, requests, now) - late
+        return self.queues.residual(rows, requests, now) - late
 
     def _allowed(self, seconds):
         """Of an iteration that should take at most so many seconds, the estimate."""
@@ -164,7 +164,7 @@ class FitBestEffort(BrosPolicy):
             whole = not batch.swapped[i]
             victims = NOBODY
             if whole:
-                victims = self._later_ones(
+                victims = self.placer.later_ones(
                     row, np.array(list(step.granted), np.int64), reserved.rows[done]
                 )
             done[i] = acquire(step, row, int(batch.context[i]), victims)
@@ -174,9 +174,9 @@ class FitBestEffort(BrosPolicy):
 
     # -- best-effort prompts -----------------------------------------------------------------------
     def _serve_best_effort_prompts(self, step: FitStep, begun: Rows, begun_rt: Rows) -> None:
-        if not len(self.be_waiting) and not len(begun):
+        if not len(self.queues.be_waiting) and not len(begun):
             return
-        waiting = self.be_waiting.first(REACH)
+        waiting = self.queues.be_waiting.first(REACH)
         bound = min(step.bound, self._longest_step())
         if len(begun) and np.count_nonzero(begun.missing):
             begun = begun[begun.missing.argsort(kind="stable")]
@@ -190,7 +190,7 @@ class FitBestEffort(BrosPolicy):
                 return
             if not find(step, row, resident + new):
                 placed = (np.array(list(step.granted), np.int64), *(r for r, _ in step.best_effort))
-                if not take_from(step, row, resident + new, self._later_ones(row, *placed)):
+                if not take_from(step, row, resident + new, self.placer.later_ones(row, *placed)):
                     continue
             step.grant_chunk(step.best_effort, row, new, resident)
         if not len(waiting):
@@ -212,10 +212,10 @@ class FitBestEffort(BrosPolicy):
     # -- best-effort requests that have waited long ------------------------------------------------
     def _aged(self, step: FitStep, theirs: Rows, begun: Rows) -> int | None:
         """The best-effort request that has waited longest for a token, if for too long."""
-        if not len(self.be_pending) and not len(self.be_waiting):
+        if not len(self.queues.be_pending) and not len(self.queues.be_waiting):
             return None
         requests = step.view.requests
-        rows = np.concatenate([theirs.rows, begun.rows, self.be_waiting.first(1)])
+        rows = np.concatenate([theirs.rows, begun.rows, self.queues.be_waiting.first(1)])
         since = self._waits_since(rows, requests)
         first = int(since.argmin())
         if step.view.now - since[first] <= self.options.fit_age_s:
@@ -240,11 +240,11 @@ class FitBestEffort(BrosPolicy):
             return others
         requests = step.view.requests
         known, computed = int(requests.known_tokens(row)), int(requests.computed_tokens[row])
-        victims = (
-            self._later_ones(row, NOBODY) if row in self.be_pending else self.be_pending.rows[::-1]
-        )
+        victims = self.queues.be_pending.rows[::-1]
+        if row in self.queues.be_pending:
+            victims = self.placer.later_ones(row, NOBODY)
         victims = victims[victims > row]
-        fresh = row in self.be_waiting
+        fresh = row in self.queues.be_waiting
         hit = step.hit(row) if fresh else computed
         new = min(known - hit, self.options.fit_least, step.tokens)
         if new > 0 and step.seats > 0:

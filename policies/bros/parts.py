@@ -43,6 +43,7 @@ class Choice:
                   these candidates
     early_return  lines 11-12: a deadline, and neither size nor tokens, ended the search for
                   real-time requests
+    by_deadline   where `urgent` is in another order: the one of residual times
     """
 
     urgent: Urgent
@@ -51,6 +52,7 @@ class Choice:
     packed: int
     replaced: int
     early_return: bool
+    by_deadline: Urgent | None = None
 
 
 class PlanInProgress:
@@ -59,6 +61,7 @@ class PlanInProgress:
     dropped  rows that lost their memory in this step; only asked, never walked through
     next     the first real-time request that waits, alone or none
     swap     dropped requests keep their KV on the host
+    reach    requests from the front of a waiting queue that are looked at
     """
 
     def __init__(self, view: SystemView, ledger: KvLedger, plan: StepPlan, swap: bool) -> None:
@@ -68,6 +71,7 @@ class PlanInProgress:
         self.dropped: set[int] = set()
         self.next = EMPTY
         self.swap = swap
+        self.reach = 0
 
     def keeps(self, rows: np.ndarray) -> np.ndarray:
         """bool[n]: which of `rows` have not been dropped in this step."""

@@ -7,21 +7,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from twinserve.policies.bros.choosing import BrosChoosing
 from twinserve.policies.bros.memory import Hopeless, acquire, find, in_want, place_plain
+from twinserve.policies.bros.packing import Packer
 from twinserve.policies.bros.parts import EMPTY, PlanInProgress, Urgent, Victims, among
+from twinserve.policies.bros.queues import Queues
 from twinserve.policies.parts.estimators import Batch
 from twinserve.policies.requests import State
 
 _RUNNING = int(State.RUNNING)
 
 
-class BrosPlacing(BrosChoosing):
+class Placer:
     """Places for both classes, others' too."""
 
-    def _place_real_time(
-        self, step: PlanInProgress, urgent: Urgent, chosen: Batch
-    ) -> tuple[Batch, bool]:
+    def __init__(self, queues: Queues, packer: Packer) -> None:
+        self.queues, self.packer = queues, packer
+        self.options, self.estimator = packer.options, packer.estimator
+
+    def real_time(self, step: PlanInProgress, urgent: Urgent, chosen: Batch) -> tuple[Batch, bool]:
         """Memory for the chosen ones, most urgent first (line 8). Those that need none run in any
         case; the first that finds none ends the search (line 9). Returns the placed ones and
         whether all were."""
@@ -38,15 +41,13 @@ class BrosPlacing(BrosChoosing):
             rivals = (
                 urgent.batch.rows[:0] if late and not self.options.late_drops else urgent.batch.rows
             )
-            victims = Victims(self.be_pending.rows, rivals, chosen.rows[placed], row)
+            victims = Victims(self.queues.be_pending.rows, rivals, chosen.rows[placed], row)
             if not take(step, row, int(chosen.context[i]), victims):
                 return chosen[placed], False
             placed[i] = True
         return chosen[placed], bool(placed.all())
 
-    def _place_residents(
-        self, step: PlanInProgress, urgent: Urgent, placed: Batch, size: int
-    ) -> Batch:
+    def residents(self, step: PlanInProgress, urgent: Urgent, placed: Batch, size: int) -> Batch:
         """A more urgent request found no memory. Those that have theirs go on, in order, so that it
         gets free."""
         rows, requests = urgent.batch.rows, step.view.requests
@@ -57,19 +58,20 @@ class BrosPlacing(BrosChoosing):
         if step.dropped:
             holding &= step.keeps(rows)
         again = np.flatnonzero(here | holding)
-        reduced = self._urgent(urgent.batch[again], urgent.residual[again], requests)
+        batch, residual = urgent.batch[again], urgent.residual[again]
+        reduced = self.packer.urgent(batch, residual, requests, step.reach)
         chosen = reduced.batch[
-            : min(reduced.fitting(size), self._within_tokens(reduced.batch[:size]))
+            : min(reduced.fitting(size), self.packer.within_tokens(reduced.batch[:size]))
         ]
         others = chosen[~among(chosen.rows, placed.rows)]
         done, growing = place_plain(step, others)
         for i, take in in_want(step, others, done, growing):
             row, running = int(others.rows[i]), np.concatenate([placed.rows, others.rows[done]])
-            victims = Victims(self.be_pending.rows, rows, running, row)
+            victims = Victims(self.queues.be_pending.rows, rows, running, row)
             done[i] = take(step, row, int(others.context[i]), victims)
         return placed + others[done]
 
-    def _place_best_effort(
+    def best_effort(
         self,
         step: PlanInProgress,
         placed: Batch,
@@ -86,9 +88,9 @@ class BrosPlacing(BrosChoosing):
             candidates = candidates[step.keeps(candidates.rows)]
         if step.ledger.overwrites:
             candidates, blocked = self._returning(step, candidates)
-            packed = self._room(placed, candidates, bound, size)
+            packed = self.packer.room(placed, candidates, bound, size)
         elif dropped:
-            packed = min(packed, self._room(placed, candidates, bound, size))
+            packed = min(packed, self.packer.room(placed, candidates, bound, size))
         running = step.view.requests.state[candidates.rows] == _RUNNING
         hopeless = Hopeless(step)
         while packed > 0:
@@ -108,7 +110,7 @@ class BrosPlacing(BrosChoosing):
                 if newcomer[i] or group.swapped[i]:  # takes no other row's memory
                     done[i] = find(step, row, tokens)
                 else:
-                    later = self._later_ones(row, accepted.rows, group.rows[done])
+                    later = self.later_ones(row, accepted.rows, group.rows[done])
                     done[i] = acquire(step, row, tokens, later)
                 if newcomer[i] and not done[i]:
                     hopeless.found_none(row, tokens)
@@ -116,41 +118,41 @@ class BrosPlacing(BrosChoosing):
             if len(blocked) and len(step.dropped) > dropped:
                 dropped = len(step.dropped)
                 freed, blocked = self._returning(step, blocked)
-                candidates = self._by_swap(candidates + freed)
+                candidates = self.packer.by_swap(candidates + freed)
                 running = step.view.requests.state[candidates.rows] == _RUNNING
             elif done.all():
                 break
             ask = running | (candidates.context < hopeless.tokens)
             candidates, running = candidates[ask], running[ask]
-            packed = self._room(placed + accepted, candidates, bound, size)
+            packed = self.packer.room(placed + accepted, candidates, bound, size)
         return accepted
 
     def _returning(self, step: PlanInProgress, candidates: Batch) -> tuple[Batch, Batch]:
         """Best-effort candidates by what must come back before they run now that others have
         overwritten it; and those for whose KV there is no place beside the others."""
-        candidates = replace(candidates, swapped=self._missing(candidates.rows, step.ledger))
+        candidates = replace(candidates, swapped=self.queues.missing(candidates.rows, step.ledger))
         blocked = step.ledger.cannot_return(candidates.rows)
-        return self._by_swap(candidates[~blocked]), candidates[blocked]
+        return self.packer.by_swap(candidates[~blocked]), candidates[blocked]
 
-    def _later_ones(self, row: int, *running: np.ndarray) -> np.ndarray:
+    def later_ones(self, row: int, *running: np.ndarray) -> np.ndarray:
         """Best-effort requests that arrived after `row` and are not in the batch, the last one
         first: a running request that cannot grow takes their memory, or all would hold some and
         none go on."""
-        rows = self.be_pending.rows
+        rows = self.queues.be_pending.rows
         later = rows[np.searchsorted(rows, row, side="right") :]
         return later[~among(later, np.concatenate(running))][::-1]
 
-    def _give_places_back(
+    def give_places_back(
         self, step: PlanInProgress, urgent: Urgent, placed: Batch, best_effort: Batch, last: Batch
     ) -> Batch:
         """Some that were to take the places of real-time requests `last` found no block (line 19):
         these keep them, the most urgent first. Returns the real-time requests placed now."""
-        others = np.setdiff1d(self.be_pending.rows, best_effort.rows)
+        others = np.setdiff1d(self.queues.be_pending.rows, best_effort.rows)
         for i in range(len(last)):
             one = last[i : i + 1]
             row, whole = int(one.rows[0]), placed + best_effort + one
             fits = self.estimator.seconds(whole) <= urgent.bound
-            if not fits or self._within_tokens(whole) < len(whole) or row in step.dropped:
+            if not fits or self.packer.within_tokens(whole) < len(whole) or row in step.dropped:
                 break
             victims = Victims(others, urgent.batch.rows, placed.rows, row)
             if not acquire(step, row, int(one.context[0]), victims):
@@ -158,14 +160,14 @@ class BrosPlacing(BrosChoosing):
             placed = placed + one
         return placed
 
-    def _place_someone(
+    def someone(
         self, step: PlanInProgress, urgent: Batch, candidates: Batch
     ) -> tuple[Batch, Batch]:
         """All rows wait for memory that others hold: the most urgent one gets it, from any other;
         where no real-time request can have it, the best-effort one that arrived first. Returns the
         real-time and the best-effort requests placed."""
         candidates = candidates[candidates.rows.argsort()]
-        pending = self.be_pending.rows
+        pending = self.queues.be_pending.rows
         for batch, owners in (
             (urgent, np.append(pending, urgent.rows[::-1])),
             (candidates, pending[::-1]),

@@ -12,53 +12,99 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinserve.policies.base import SystemView
-from twinserve.policies.bros.parts import Choice, PlanInProgress, least
-from twinserve.policies.bros.placing import BrosPlacing
+from twinserve.policies.base import Policy, SystemView
+from twinserve.policies.bros.options import BrosOptions
+from twinserve.policies.bros.packing import Packer
+from twinserve.policies.bros.parts import Choice, PlanInProgress, Urgent, least
+from twinserve.policies.bros.placing import Placer
 from twinserve.policies.bros.plain import all_fit, nobody_joins, place_all
+from twinserve.policies.bros.queues import Queues
 from twinserve.policies.bros.runs import chunks_stand
+from twinserve.policies.drafting import DraftingLimits
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.estimators import Batch
+from twinserve.policies.parts.estimators import Batch, BatchEstimator
 from twinserve.policies.parts.runs import LONGEST_RUN
-from twinserve.policies.plan import Preemption, StepPlan
-from twinserve.policies.requests import RequestClass, RequestTable
+from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
+from twinserve.policies.requests import RequestTable
 
-_REAL_TIME = int(RequestClass.REAL_TIME)
 # a run of steps ends this much before an order of deadlines changes, and is planned anew
 _CLOCK_SLACK_S = 1e-6
 
 
-class BrosPolicy(BrosPlacing):
+class BrosPolicy(Policy[BrosOptions]):
+    """Queues, a packer that chooses from them, and a placer that finds memory for what was
+    chosen."""
+
     name = "bros"
+    Options: type[BrosOptions] = BrosOptions
     default_kv = "bidirectional"
     uses_prefix_cache = False
+    estimator: BatchEstimator
+    _parts: tuple[type[Queues], type[Packer]] = (Queues, Packer)
+
+    def setup(self) -> None:
+        given = sorted(self.options.model_fields_set & {"drafts", "draft_pace"})
+        if given and not isinstance(self.limits, DraftingLimits):
+            raise PolicyError(
+                f"policy {self.name!r}, option {given[0]}: without drafts it does nothing; give "
+                "--speculate, or drop it"
+            )
+        self.batch_size = min(self.options.base_batch, self.limits.max_num_seqs)
+        queues, packer = self._parts
+        self.queues = queues(self.limits, self.options)
+        self.packer = packer(self.queues, self.limits, self.options, self.estimator)
+        self.placer = Placer(self.queues, self.packer)
+
+    def on_arrival(self, row: int, requests: RequestTable) -> None:
+        self.queues.arrives(row, requests)
+
+    def on_finish(self, row: int) -> None:
+        self.queues.ends(row)
+
+    def on_withdraw(self, row: int) -> None:
+        self.on_finish(row)
+        self.queues.leaves(row)
+
+    def on_outcome(self, outcome: StepOutcome) -> None:
+        self.queues.iterations.extend(outcome.seconds.tolist())
 
     # -- Algorithm 1 -------------------------------------------------------------------------------
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
         ledger.begin_step()
         step = PlanInProgress(view, ledger, StepPlan(), self.options.swap)
         size = self.batch_size
-        requests, pending, reach = view.requests, len(self.rt_pending), self._reach(size)
+        requests, queues = view.requests, self.queues
+        pending, reach = len(queues.rt_pending), self._reach(size)
+        step.reach = reach
         rows = (
-            self.rt_pending.rows,
-            self._first_waiting(view.now, reach),
-            self.be_pending.rows,
-            self._newcomers(view, ledger, reach),
+            queues.rt_pending.rows,
+            queues.first_waiting(view.now, reach),
+            queues.be_pending.rows,
+            queues.newcomers(view, ledger, reach),
         )
-        everyone = self._batch(np.concatenate(rows), requests, ledger)
+        everyone = queues.batch(np.concatenate(rows), requests, ledger)
         n = pending + len(rows[1])
         real_time, best_effort = everyone[:n], everyone[n:]
         step.next = real_time[pending : pending + 1]
-        residual = self._residual(real_time.rows, requests, view.now)
+        residual = queues.residual(real_time.rows, requests, view.now)
         if not self._plainly(step, everyone, n, residual, size):
             urgent, candidates = (
-                self._by_urgency(real_time, residual, requests),
-                self._by_swap(best_effort),
+                self.packer.by_urgency(real_time, residual, requests, reach),
+                self.packer.by_swap(best_effort),
             )
             self._place(step, self._choose(step, urgent, candidates, size), size)
         if self.batch_size != size:  # the next iteration decides with another batch size
             step.plan.valid_for = 0
         return step.plan
+
+    def _reach(self, size: int) -> int:
+        """How many requests from the front of a waiting queue are looked at: more could not be
+        chosen."""
+        return size
+
+    def _choose(self, step: PlanInProgress, urgent: Urgent, candidates: Batch, size: int) -> Choice:
+        return self.packer.choose(urgent, candidates, size)
 
     def _plainly(
         self, step: PlanInProgress, everyone: Batch, n: int, residual: np.ndarray, size: int
@@ -72,8 +118,8 @@ class BrosPolicy(BrosPlacing):
                 chunks_stand(step, everyone, n, self.estimator)
             self._adapt(early_return=False)
             return True
-        if not len(self.be_waiting) and not np.count_nonzero(everyone.swapped):
-            pending = len(self.rt_pending)
+        if not len(self.queues.be_waiting) and not np.count_nonzero(everyone.swapped):
+            pending = len(self.queues.rt_pending)
             running = nobody_joins(
                 everyone[:n], residual, pending, everyone[n:], size, tokens, self.estimator
             )
@@ -90,7 +136,7 @@ class BrosPolicy(BrosPlacing):
             options.chunk is not None
             and options.group_size == 1
             and not (plan.admitted or plan.preempted or plan.moves)
-            and len(everyone) == len(self.rt_pending) + len(self.be_pending)
+            and len(everyone) == len(self.queues.rt_pending) + len(self.queues.be_pending)
             and np.count_nonzero(everyone.is_prefill)
         )
 
@@ -105,17 +151,18 @@ class BrosPolicy(BrosPlacing):
         )
         chosen = urgent.batch[: choice.fits]
         kept = chosen[: len(chosen) - replaced]
-        placed, complete = self._place_real_time(step, urgent, kept)
+        placed, complete = self.placer.real_time(step, urgent, kept)
         if not complete:
-            placed = self._place_residents(step, urgent, placed, size)
-            packed = self._room(placed, candidates, urgent.bound, size)
+            order = choice.by_deadline or urgent
+            placed = self.placer.residents(step, order, placed, size)
+            packed = self.packer.room(placed, candidates, urgent.bound, size)
             replaced = 0  # all that could run has been considered again
-        best_effort = self._place_best_effort(step, placed, candidates, packed, urgent.bound, size)
+        best_effort = self.placer.best_effort(step, placed, candidates, packed, urgent.bound, size)
         if replaced and len(best_effort) < packed:
             last = chosen[len(chosen) - replaced :]
-            placed = self._give_places_back(step, urgent, placed, best_effort, last)
+            placed = self.placer.give_places_back(step, urgent, placed, best_effort, last)
         if not len(placed) and not len(best_effort):
-            placed, best_effort = self._place_someone(step, urgent.batch, choice.candidates)
+            placed, best_effort = self.placer.someone(step, urgent.batch, choice.candidates)
         self._finish(step, placed + best_effort, len(placed))
         self._adapt(choice.early_return and complete)
 
@@ -140,26 +187,14 @@ class BrosPolicy(BrosPlacing):
         plan.rows, plan.tokens = rows, tokens
         plan.moves = step.ledger.take_moves()
         for row, _ in plan.admitted:
-            if requests.service_class[row] == _REAL_TIME:
-                self.rt_waiting.remove(row)
-                self.rt_pending.add(row)
-            else:
-                self.be_waiting.discard(row)
-                self.be_pending.add(row)
+            self.queues.begins(row, requests)
         for row, kind in plan.preempted:
             if kind is Preemption.RECOMPUTE:
-                self._wait_again(row, requests)
-        if plan.admitted or plan.preempted or plan.moves or len(self.be_waiting):
+                self.queues.begins_anew(row, requests)
+        queues = self.queues
+        if plan.admitted or plan.preempted or plan.moves or len(queues.be_waiting):
             return False
-        return len(rows) == len(self.rt_pending) + len(self.be_pending) and len(rows) > 0
-
-    def _wait_again(self, row: int, requests: RequestTable) -> None:
-        if requests.service_class[row] == _REAL_TIME:
-            self.rt_pending.discard(row)
-            self._wait_real_time(row, requests)
-        else:
-            self.be_pending.discard(row)
-            self.be_waiting.add(row)
+        return len(rows) == len(queues.rt_pending) + len(queues.be_pending) and len(rows) > 0
 
     def _stands(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:
         """All rows with memory decode: the same batch will be chosen again while it stays
@@ -176,7 +211,8 @@ class BrosPolicy(BrosPlacing):
         # TPOT objective.
         residual = requests.slo_tpot_s[batch.rows[:real_time]]
         bound = least(residual)
-        if len(self.rt_waiting) and not self._keeps_out(step, batch[:real_time], residual, bound):
+        waits = len(self.queues.rt_waiting) > 0
+        if waits and not self._keeps_out(step, batch[:real_time], residual, bound):
             return
         steps = step.ledger.decode_steps(batch.rows, LONGEST_RUN)
         if steps > 1:
@@ -192,7 +228,7 @@ class BrosPolicy(BrosPlacing):
         them. That lasts until its own deadline is the nearer one, which goes into the plan; all
         others wait behind it."""
         until = (
-            self.rt_waiting.first_deadline - float(residual.max()) - _CLOCK_SLACK_S
+            self.queues.rt_waiting.first_deadline - float(residual.max()) - _CLOCK_SLACK_S
             if len(residual)
             else -np.inf
         )

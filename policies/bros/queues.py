@@ -8,46 +8,32 @@ from collections import deque
 import numpy as np
 
 from twinserve.native.chosen import batch as kernels
-from twinserve.policies.base import Policy, SystemView
+from twinserve.policies.base import EngineLimits, SystemView
 from twinserve.policies.bros.options import BrosOptions
-from twinserve.policies.drafting import DraftingLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.deadlines import DeadlineQueue, RowSet
-from twinserve.policies.parts.estimators import Batch, BatchEstimator
-from twinserve.policies.plan import StepOutcome
+from twinserve.policies.parts.estimators import Batch
 from twinserve.policies.requests import RequestClass, RequestTable
 
 _REAL_TIME = int(RequestClass.REAL_TIME)
 
 
-class BrosQueues(Policy[BrosOptions]):
-    """Queues of both classes, and what an iteration asks of their rows."""
+class Queues:
+    """Queues of both classes, and what an iteration asks of their rows. limits, options: those of
+    the policy."""
 
-    Options: type[BrosOptions] = BrosOptions
-    estimator: BatchEstimator
-
-    def setup(self) -> None:
-        self._check_drafts()
+    def __init__(self, limits: EngineLimits, options: BrosOptions) -> None:
+        self.limits, self.options = limits, options
         self.rt_waiting = DeadlineQueue()
         self.be_waiting = RowSet()
         self.rt_pending = RowSet()
         self.be_pending = RowSet()
-        self.batch_size = min(self.options.base_batch, self.limits.max_num_seqs)
-        self._iterations: deque[float] = deque(maxlen=self.options.avg_window)
+        self.iterations: deque[float] = deque(maxlen=options.avg_window)
 
-    def _check_drafts(self) -> None:
-        """Raises PolicyError for options of drafts where there are none."""
-        given = sorted(self.options.model_fields_set & {"drafts", "draft_pace"})
-        if given and not isinstance(self.limits, DraftingLimits):
-            raise PolicyError(
-                f"policy {self.name!r}, option {given[0]}: without drafts it does nothing; give "
-                "--speculate, or drop it"
-            )
-
-    def on_arrival(self, row: int, requests: RequestTable) -> None:
+    def arrives(self, row: int, requests: RequestTable) -> None:
         if requests.service_class[row] == _REAL_TIME:
-            self._wait_real_time(row, requests)
+            self.wait_real_time(row, requests)
         elif self.options.best_effort:
             self.be_waiting.add(row)
         else:
@@ -57,39 +43,54 @@ class BrosQueues(Policy[BrosOptions]):
                 "drop that option, or the best-effort requests"
             )
 
-    def _wait_real_time(self, row: int, requests: RequestTable) -> None:
-        since, slo = self._due(np.array([row]), requests)
+    def wait_real_time(self, row: int, requests: RequestTable) -> None:
+        since, slo = self.due(np.array([row]), requests)
         self.rt_waiting.add(row, float(since[0] + slo[0]))
 
-    def on_finish(self, row: int) -> None:
+    def ends(self, row: int) -> None:
         self.rt_pending.discard(row)
         self.be_pending.discard(row)
 
-    def on_withdraw(self, row: int) -> None:
-        self.on_finish(row)
+    def leaves(self, row: int) -> None:
+        """A row that may wait does so no more."""
         self.rt_waiting.remove(row)
         self.be_waiting.discard(row)
 
-    def on_outcome(self, outcome: StepOutcome) -> None:
-        self._iterations.extend(outcome.seconds.tolist())
+    def begins(self, row: int, requests: RequestTable) -> None:
+        """A row that waited has got memory."""
+        if requests.service_class[row] == _REAL_TIME:
+            self.rt_waiting.remove(row)
+            self.rt_pending.add(row)
+        else:
+            self.be_waiting.discard(row)
+            self.be_pending.add(row)
+
+    def begins_anew(self, row: int, requests: RequestTable) -> None:
+        """A row that has lost its memory waits again."""
+        if requests.service_class[row] == _REAL_TIME:
+            self.rt_pending.discard(row)
+            self.wait_real_time(row, requests)
+        else:
+            self.be_pending.discard(row)
+            self.be_waiting.add(row)
 
     @property
     def average_iteration_s(self) -> float:
         """T_avg, seconds."""
-        return sum(self._iterations) / len(self._iterations) if self._iterations else 0.0
+        return sum(self.iterations) / len(self.iterations) if self.iterations else 0.0
 
     # -- what the algorithm looks at ---------------------------------------------------------------
-    def _batch(self, rows: np.ndarray, requests: RequestTable, ledger: KvLedger) -> Batch:
+    def batch(self, rows: np.ndarray, requests: RequestTable, ledger: KvLedger) -> Batch:
         prefill, new, context = kernels.next_tokens(requests, rows, self.options.chunk or 0)
-        return Batch(rows, prefill, new, context, self._missing(rows, ledger))
+        return Batch(rows, prefill, new, context, self.missing(rows, ledger))
 
-    def _first_waiting(self, now: float, reach: int) -> np.ndarray:
+    def first_waiting(self, now: float, reach: int) -> np.ndarray:
         """int64[n]: the first real-time requests without memory, at most `reach`."""
         if self.options.order == "savable":
             return self.rt_waiting.open_first(now, reach)
         return self.rt_waiting.first(reach)
 
-    def _newcomers(self, view: SystemView, ledger: KvLedger, reach: int) -> np.ndarray:
+    def newcomers(self, view: SystemView, ledger: KvLedger, reach: int) -> np.ndarray:
         """int64[n]: best-effort requests without memory that this iteration may begin, at most
         `reach`. With `reserve` as many from the front as there is room for as a whole; the first in
         any case if no row has memory."""
@@ -104,12 +105,12 @@ class BrosQueues(Policy[BrosOptions]):
         fits = int(needed.searchsorted(ledger.free_blocks - int(lack.sum()), side="right"))
         return rows[: max(fits, int(not len(pending)))]
 
-    def _missing(self, rows: np.ndarray, ledger: KvLedger) -> np.ndarray:
+    def missing(self, rows: np.ndarray, ledger: KvLedger) -> np.ndarray:
         """int64[n]: bytes of each row that must come back before it can run."""
         missing = ledger.missing_tokens(rows)
         return missing * self.limits.kv_bytes_per_token if np.count_nonzero(missing) else missing
 
-    def _due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
+    def due(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
         """Since when each row waits for its next token or group (seconds), and how long it may
         (T_SLO)."""
         since, slo = kernels.due(requests, rows)
@@ -121,9 +122,9 @@ class BrosQueues(Policy[BrosOptions]):
             slo = np.where(emitted > 0, slo * (size - (emitted - 1) % size), slo)
         return since, slo  # infinite: no objective
 
-    def _residual(self, rows: np.ndarray, requests: RequestTable, now: float) -> np.ndarray:
+    def residual(self, rows: np.ndarray, requests: RequestTable, now: float) -> np.ndarray:
         """T_SLO - t_i - (k_i - 1) T_avg of each row, seconds (line 3)."""
-        since, slo = self._due(rows, requests)
+        since, slo = self.due(rows, requests)
         residual = slo - (now - since)
         size = self.options.group_size
         if size > 1:

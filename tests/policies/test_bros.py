@@ -143,15 +143,15 @@ def test_residual_time_of_a_token_group():
     desk.iteration(0.0, seconds=0.02)  # the first token is a group of its own, out at 0.02 s
     row, policy = np.array([0]), desk.policy
     # A group of three has 0.6 s from 0.02 s on; 0.08 s have passed, two iterations must follow.
-    assert policy._residual(row, desk.table, 0.1) == pytest.approx(0.6 - 0.08 - 2 * 0.02)
+    assert policy.queues.residual(row, desk.table, 0.1) == pytest.approx(0.6 - 0.08 - 2 * 0.02)
     desk.iteration(
         0.1, seconds=0.04
     )  # T_avg becomes 0.03 s; two of the group are left, due 0.4 s on
-    assert policy._residual(row, desk.table, 0.14) == pytest.approx(0.4 - 0.03)
+    assert policy.queues.residual(row, desk.table, 0.14) == pytest.approx(0.4 - 0.03)
     desk.iteration(0.14, seconds=0.03)
-    assert policy._residual(row, desk.table, 0.17) == pytest.approx(0.2)
+    assert policy.queues.residual(row, desk.table, 0.17) == pytest.approx(0.2)
     desk.iteration(0.17, seconds=0.03)  # the group is out, the next one begins
-    assert policy._residual(row, desk.table, 0.2) == pytest.approx(0.6 - 2 * 0.03)
+    assert policy.queues.residual(row, desk.table, 0.2) == pytest.approx(0.6 - 2 * 0.03)
 
 
 def test_average_iteration_time_forgets_what_is_older_than_its_window():
@@ -159,7 +159,7 @@ def test_average_iteration_time_forgets_what_is_older_than_its_window():
     desk.arrives("a", 4)
     for now, seconds in ((0.0, 0.5), (1.0, 0.1), (2.0, 0.3)):
         desk.iteration(now, seconds)
-    assert desk.policy.average_iteration_s == pytest.approx(0.2)
+    assert desk.policy.queues.average_iteration_s == pytest.approx(0.2)
 
 
 # -- best-effort requests, lines 17 to 36 --------------------------------------------------------

@@ -216,7 +216,7 @@ def check_beside_none(policy: BrosDrafts, view, ledger, plan: StepPlan, shadow) 
             )
             for one in (shadow, plan)
         ]
-        due = policy._residual(rows[requests.service_class[rows] == RT], requests, view.now)
+        due = policy.queues.residual(rows[requests.service_class[rows] == RT], requests, view.now)
         lost = (due >= seconds[0]) & (due < seconds[1])
         assert not lost.any(), "a deadline is lost"
     return drafts

@@ -192,8 +192,10 @@ def test_algorithm_1_loses_no_fewer_deadlines_than_the_best_batch():
             table.submit(
                 f"r{row}", service_class=int(row >= r), slo_tpot_s=0.2 if row < r else np.nan
             )
-        urgent = policy._by_urgency(batch[:r], rng.uniform(-0.05, 0.3, r), table)
-        candidates = policy._by_swap(batch[r:])
+        urgent = policy.packer.by_urgency(
+            batch[:r], rng.uniform(-0.05, 0.3, r), table, policy.batch_size
+        )
+        candidates = policy.packer.by_swap(batch[r:])
         instance = policy.instance(urgent, candidates, 64, table)
         greedy = solution(instance, COSTS, policy.greedy_batch(urgent, candidates, 64))
         best = policy.solve(instance)
