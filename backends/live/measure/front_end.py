@@ -58,7 +58,7 @@ LOADS = (
     Traffic(6, 16, 64, 1),
     Traffic(6, 16, 64, 2, streamed=False),
     Traffic(64, 16, 64, 64),
-    Traffic(64, 16, 64, 64, streamed=False),
+    Traffic(64, 16, 256, 64, streamed=False),
     Traffic(16, 1500, 2, 4),
     Traffic(16, 300, 48, 16),
 )
