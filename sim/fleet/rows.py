@@ -84,7 +84,7 @@ def fleet_rows(
     return RunRows(
         requests,
         RecordedSteps(recorders),
-        RecordedGaps([recorder.gap_pools(since) for recorder in recorders]),
+        RecordedGaps(recorder.gap_pools(since) for recorder in recorders),
         fleet.replicas[0].engine.core.ledger.num_blocks,
         placements=_placements(fleet, stays, where),
         replicas=Columns.of_rows([replica.row_of_life() for replica in fleet.replicas]),

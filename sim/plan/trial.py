@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from twinserve.policies.requests import End, State
 from twinserve.profiles.step_times import choose
 from twinserve.sim.plan.memory import predicted_memory
 from twinserve.sim.results.files import RunRows
-from twinserve.sim.results.metrics_requests import RequestColumns
+from twinserve.sim.results.metrics_requests import RequestColumns, largest
 from twinserve.sim.results.options import Objective
 from twinserve.sim.results.parts import by_parts
 from twinserve.sim.setup.config import SimulationConfig
@@ -255,7 +255,8 @@ def judged(rows: RunRows, objectives: Sequence[Objective], since_s: float, input
         if k.kept < needed(o, k.due)
     )
     steps = rows.step_columns
-    used = float(steps.used.max()) if len(steps) else 0.0
+    blocks = partial(steps.each, "kv_used_blocks")
+    used = float(largest(blocks, 0, len(steps))) if len(steps) else 0.0
     return Trial(
         keeps=not missed,
         early=False,

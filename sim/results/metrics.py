@@ -146,19 +146,19 @@ def _asked_for(
 class _Gaps:
     """Inter-token gaps ascending; sorted once, since a subset of a sorted list is sorted."""
 
-    service_class: np.ndarray
+    best_effort: np.ndarray
     seconds: np.ndarray
     counts: np.ndarray
 
     @classmethod
-    def of(cls, service_class: np.ndarray, seconds: np.ndarray, counts: np.ndarray) -> _Gaps:
+    def of(cls, best_effort: np.ndarray, seconds: np.ndarray, counts: np.ndarray) -> _Gaps:
         order = counted_order(seconds, counts)
-        return cls(service_class[order], seconds[order], counts[order])
+        return cls(best_effort[order], seconds[order], counts[order])
 
     def pooled(self, service_class: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        if service_class is None:
+        mine = self.best_effort == (service_class == "be")
+        if service_class is None or mine.all():
             return self.seconds, self.counts
-        mine = self.service_class == service_class
         return self.seconds[mine], self.counts[mine]
 
 

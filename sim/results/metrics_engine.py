@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.files import RunRows
-from twinserve.sim.results.metrics_requests import sum_of_products
+from twinserve.sim.results.metrics_requests import Part, largest, summed
 from twinserve.sim.results.schemas import HOST_TOKENS
 from twinserve.sim.results.steps import Steps
 
@@ -19,20 +21,26 @@ def describe_kv(rows: RunRows) -> dict:
     """
     steps, requests = rows.step_columns, rows.request_columns
     total = rows.kv_total_blocks or None
-    used, seconds = steps.used, steps.seconds
-    peak = int(used.max()) if len(used) else None
-    best_effort = int(steps.each("kv_be_blocks").max()) if len(used) else None
-    real_time = int(steps.each("kv_rt_blocks").max()) if best_effort else peak
-    mean = _weighted_mean(used, seconds)
+    peak, real_time, best_effort = (
+        largest(partial(steps.each, f"kv_{of}_blocks"), 0, len(steps)) if len(steps) else None
+        for of in ("used", "rt", "be")
+    )
+    if not best_effort:
+        real_time = peak
+    used = partial(steps.each, "kv_used_blocks")
+    mean = _mean(used, steps)
     peak_use = None if peak is None or total is None else peak / total
     mean_use = None if mean is None or total is None else mean / total
     replicas = rows.replica_columns
     if replicas is not None and len(np.unique(replicas["num_blocks"])) > 1:
         blocks = np.zeros(replicas["replica"].max() + 1)
         blocks[replicas["replica"]] = replicas["num_blocks"]
-        share = used / blocks[steps.each("replica")]
-        total, peak_use = None, float(share.max()) if len(share) else None
-        mean_use = _weighted_mean(share, seconds)
+
+        def share(begin: int, end: int) -> np.ndarray:
+            return used(begin, end) / blocks[steps.each("replica", begin, end)]
+
+        total, peak_use = None, largest(share, 0, len(steps)) if len(steps) else None
+        mean_use = _mean(share, steps)
     admitted = ~np.isnan(requests["first_scheduled_s"])
     prompt = int(requests["prompt_tokens"][admitted].sum())
     hits = int(requests["hit_tokens"][admitted].sum())
@@ -66,7 +74,7 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
     """`scheduler` of summary.json. Batch and tokens: means a step; waiting: weighted by time. The
     run is measured from `first_s`, for `duration_s` seconds."""
     steps = rows.step_columns
-    lengths, seconds = steps.lengths, steps.seconds
+    lengths = steps.lengths
     prefill, decode = (steps.first(f"{kind}_requests") for kind in ("prefill", "decode"))
     tokens = steps.first("prefill_tokens") + decode
     if "draft_tokens" in steps:
@@ -86,26 +94,27 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
             "decode": int(lengths[(prefill == 0) & (decode > 0)].sum()),
             "mixed": int(lengths[(prefill > 0) & (decode > 0)].sum()),
         },
-        "mean_step_ms": float(seconds.mean() * 1000) if some else None,
+        "mean_step_ms": summed(steps.seconds, 0, len(steps)) / len(steps) * 1000 if some else None,
         "mean_batch": int((batch * lengths).sum()) / len(steps) if some else None,
         "max_batch": int(batch.max()) if some else None,
         "mean_step_tokens": int((tokens * lengths).sum()) / len(steps) if some else None,
-        "mean_waiting": _weighted_mean(waiting.repeat(lengths), seconds),
+        "mean_waiting": _mean(partial(steps.each, "waiting"), steps),
         "max_waiting": int(waiting.max()) if some else None,
-        "busy": float(busy_seconds(steps).sum()) / up_s if some and up_s > 0 else None,
+        "busy": summed(busy_seconds(steps), 0, len(steps)) / up_s if some and up_s > 0 else None,
     }
 
 
-def busy_seconds(steps: Steps) -> np.ndarray:
-    """float64[n]: of each step the seconds in which no earlier step of its replica ran. Where
-    pipeline stages have several under way, time counts once."""
+def busy_seconds(steps: Steps) -> Part:
+    """Of each step the seconds in which no earlier step of its replica ran. Where pipeline stages
+    have several under way, time counts once."""
     of, starts, ends = steps.first("replica"), steps.first("start_s"), steps.ended_s
     early = (starts[1:] < ends[:-1]) & (of[1:] == of[:-1])  # ends never go back
     if not early.any():
         return steps.seconds
     starts = steps.each("start_s").copy()
     starts[steps.lengths.cumsum()[:-1][early]] = ends[:-1][early]
-    return steps.each("end_s") - starts
+    seconds = steps.each("end_s") - starts
+    return lambda begin, end: seconds[begin:end]
 
 
 def _up_seconds(replicas: Columns | None, first_s: float, duration_s: float) -> float | None:
@@ -119,6 +128,11 @@ def _up_seconds(replicas: Columns | None, first_s: float, duration_s: float) -> 
     return float(np.nansum(np.maximum(spans, 0.0)))
 
 
-def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float | None:
-    total = weights.sum()
-    return sum_of_products(values, weights) / total if total > 0 else None
+def _mean(values: Part, steps: Steps) -> float | None:
+    """Weighted by the time of each step."""
+
+    def weighted(begin: int, end: int) -> np.ndarray:
+        return values(begin, end) * steps.seconds(begin, end)
+
+    total = summed(steps.seconds, 0, len(steps))
+    return summed(weighted, 0, len(steps)) / total if total > 0 else None

@@ -4,13 +4,14 @@ failures, and of autoscaling."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_engine import busy_seconds
-from twinserve.sim.results.metrics_requests import MS, RequestColumns
+from twinserve.sim.results.metrics_requests import MS, RequestColumns, largest, summed
 from twinserve.sim.results.schemas import FRONT_END_PART, TTFT_PARTS
 
 if TYPE_CHECKING:
@@ -56,10 +57,12 @@ class _Parts:
         self.of_requests = _slices(replica[order], indices)
         steps = rows.step_columns
         replica = steps.first("replica")
-        self.seconds, self.used = busy_seconds(steps), steps.used
+        self.seconds, self.used = busy_seconds(steps), partial(steps.each, "kv_used_blocks")
         if (replica[1:] < replica[:-1]).any():  # a run's own are in this order; there are millions
             order = np.argsort(replica.repeat(steps.lengths), kind="stable")
-            self.seconds, self.used = self.seconds[order], self.used[order]
+            self.seconds, self.used = (
+                partial(_between, part(0, len(steps))[order]) for part in (self.seconds, self.used)
+            )
         by_replica = np.bincount(replica, steps.lengths, len(indices)).astype(np.int64)
         ends = by_replica.cumsum()
         self.of_steps = [slice(end - n, end) for end, n in zip(ends, by_replica, strict=True)]
@@ -73,9 +76,9 @@ class _Parts:
         ttft, tpot = r.ttft[done], r.tpot[done & (r.output > 1)]
         prompt = r.prompt[self.admitted[mine]].sum()
         steps = [self.of_steps[i] for i in replicas]
-        busy = sum(self.seconds[s].sum() for s in steps)
+        busy = sum(summed(self.seconds, s.start, s.stop) for s in steps)
         peaks = [
-            float(self.used[s].max(initial=0)) / self.blocks[i]
+            (largest(self.used, s.start, s.stop) if s.start < s.stop else 0) / self.blocks[i]
             for i, s in zip(replicas, steps, strict=True)
             if self.blocks[i]
         ]
@@ -92,6 +95,10 @@ class _Parts:
             "busy": busy / together if together > 0 else None,
             "peak_use": max(peaks) if peaks else None,
         }
+
+
+def _between(column: np.ndarray, begin: int, end: int) -> np.ndarray:
+    return column[begin:end]
 
 
 def _slices(replica: np.ndarray, indices: np.ndarray) -> list[slice]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -115,6 +115,9 @@ class RequestColumns:
 
 PERCENTILES = (50, 90, 95, 99)
 MS = 1000.0  # milliseconds a second
+_CHUNK = 1 << 16  # entries of a column that are made at once
+Part = Callable[[int, int], np.ndarray]
+"""int64 or float64[end - begin]: a column's entries from `begin` to `end`."""
 
 
 def with_always(percentiles: Sequence[float]) -> tuple[float, ...]:
@@ -149,7 +152,11 @@ def describe_counted_ms(
     if total == 0:
         return describe_ms(name, seconds[:0], percentiles)
     mean = sum_of_products(seconds, counts) / total
-    std = np.sqrt(sum_of_products(np.square(seconds - mean), counts) / total)
+
+    def squares(begin: int, end: int) -> np.ndarray:
+        return np.square(seconds[begin:end] - mean) * counts[begin:end]
+
+    std = np.sqrt(summed(squares, 0, len(seconds)) / total)
     cumulated = np.cumsum(counts)
     middle = _order_statistic(seconds, cumulated, np.array([(total - 1) // 2, total // 2]))
     found = _percentiles(seconds, cumulated, percentiles) * MS
@@ -159,7 +166,24 @@ def describe_counted_ms(
 def sum_of_products(values: np.ndarray, weights: np.ndarray) -> float:
     """Sum of values[i] * weights[i]; not np.dot, whose last bits depend on the processor and on the
     number of threads that its BLAS finds."""
-    return float(np.sum(values * weights))
+    return summed(lambda begin, end: values[begin:end] * weights[begin:end], 0, len(values))
+
+
+def summed(part: Part, begin: int, end: int) -> float:
+    """The sum of a column: the same bits as numpy's sum of the whole column, which adds
+    up halves (`pairwise_sum` in numpy/_core/src/umath/loops_utils.h.src)."""
+    n = end - begin
+    if n <= _CHUNK:
+        return float(np.sum(part(begin, end)))
+    half = n // 2
+    middle = begin + half - half % 8
+    return summed(part, begin, middle) + summed(part, middle, end)
+
+
+def largest(part: Part, begin: int, end: int) -> float:
+    """The largest entry, of one at least."""
+    starts = range(begin, end, _CHUNK)
+    return max(part(start, min(start + _CHUNK, end)).max().item() for start in starts)
 
 
 def counted_order(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -167,7 +191,7 @@ def counted_order(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     if len(counts) and counts.min() < 0:
         raise ValueError("a count below zero")
     order = np.argsort(values, kind="stable")
-    return order[counts[order] > 0]
+    return order if (counts > 0).all() else order[counts[order] > 0]
 
 
 def _percentiles(

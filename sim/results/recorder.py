@@ -1,11 +1,15 @@
 """Collects what happened as flat columns, and hands it out as data frames. One entry a macro-step:
-a run of identical decode steps stays one entry until the end, and is spread into its rows then."""
+a run of identical decode steps stays one entry until the end, and is spread into its rows then.
+
+Objects of Python are packed into arrays every thousand entries: they take several times the room.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _CLASSES = np.array(["rt", "be"])
+_PACK = 1024  # entries
 _OUTCOMES = np.array([None, *OUTCOMES], dtype=object)
 
 
@@ -43,17 +48,23 @@ class StepRecorder:
 
     def __init__(self, replica: int = 0, timed: bool = False) -> None:
         self.replica = replica
-        self._scalars: list[tuple] = []  # one a macro-step, in the order of _STEP_COLUMNS
+        # of each macro-step the values in the order of _STEP_COLUMNS, and the ends of its steps
+        self._scalars: list[tuple] = []
+        self._ends: list[np.ndarray] = []
+        self._packed: list[tuple[np.ndarray, np.ndarray]] = []  # the same of those before
         self.starts: list[float] = []
-        self.ends: list[np.ndarray] = []
+        self.firsts: list[int] = []  # number of its first step
         # macro-step, whose blocks, how many newly taken by step
         self.growth: list[tuple[int, str, np.ndarray]] = []
-        # gaps before the first token of an outcome, how many rt and be tokens had each
+        # gaps before the first token of an outcome, how many rt and be tokens had each; packed with
+        # their lengths
         self._gaps: list[tuple[np.ndarray, int, int]] = []
+        self._packed_gaps: list[Gaps] = []
         # starts of the steps of their later tokens; None: not asked for
         self._gap_starts: list[float] | None = [] if timed else None
-        # ends of the steps of a run, between which all gaps of its rows lie: how many rt and be
-        self._runs: list[tuple[np.ndarray, int, int]] = []
+        # number of the first of a run's steps, between whose ends all gaps of its rows lie, and how
+        # many steps; how many rt and be rows
+        self._runs: list[tuple[int, int, int, int]] = []
         # of plans without a step: preempted (recompute, swap), bytes (to host, to device)
         self._pending = [0, 0, 0, 0]
         self.steps = 0
@@ -103,6 +114,10 @@ class StepRecorder:
         if plan.preempted or plan.moves:
             self.without_step(plan, executed.to_host_bytes, executed.to_device_bytes)
         once, self._pending = self._pending, [0, 0, 0, 0]
+        if len(self._ends) == 2 * _PACK:
+            first = np.array(self._scalars[:_PACK], np.int64), np.concatenate(self._ends[:_PACK])
+            self._packed.append(first)
+            del self._scalars[:_PACK], self._ends[:_PACK]
         if steps > 1:
             n_be = columns.best_effort(requests, plan.rows)
             for column, kind, n in (
@@ -112,8 +127,8 @@ class StepRecorder:
                 if n:
                     alone = n == len(plan.rows)
                     chosen = None if alone else requests.service_class[plan.rows] == kind
-                    growth = growth_of(plan, ledger, steps, chosen)
-                    self.growth.append((len(self._scalars), column, growth))
+                    growth = growth_of(plan, ledger, steps, chosen).astype(np.int32)
+                    self.growth.append((len(self.starts), column, growth))
         prefills = len(work.prefill_new)
         self._scalars.append(
             (
@@ -131,7 +146,8 @@ class StepRecorder:
             )
         )
         self.starts.append(executed.outcome.start_s)
-        self.ends.append(executed.outcome.ends_s)
+        self.firsts.append(self.steps)
+        self._ends.append(executed.outcome.ends_s)
         self.steps += taken
 
     def went_on(self, ends_s: np.ndarray, running: int, waiting: int) -> bool:
@@ -139,19 +155,17 @@ class StepRecorder:
         False, and nothing changed, where more has changed since it began; then `planned` is due."""
         if self._scalars[-1][3:5] != (running, waiting) or any(self._pending):
             return False
-        self.ends[-1] = ends_s
+        self._ends[-1] = ends_s
         self.steps += 1
         return True
 
     def void(self) -> None:
         """The step planned last, a single one or the last one of a run, never ended."""
-        if len(self.ends[-1]) > 1:
-            self.ends[-1] = self.ends[-1][:-1]
-            self.steps -= 1
-            return
-        for column in (self._scalars, self.starts, self.ends):
-            column.pop()
+        self._ends[-1] = self._ends[-1][:-1]
         self.steps -= 1
+        if self.firsts[-1] == self.steps:
+            for column in (self._scalars, self._ends, self.starts, self.firsts):
+                column.pop()
 
     def idle(self, now: float, running: int, waiting: int, used: int) -> None:
         """Nothing is computed from `now` on; what is held stays."""
@@ -164,8 +178,8 @@ class StepRecorder:
         if step < 0 or (idle >= 0 and self._idle[idle][0] > self.starts[step]):
             since = self._idle[idle] if idle >= 0 else (0.0, 0, 0, 0)
             return Load(at_s, *since[1:], total)
-        _, _, _, running, waiting, real_time, best_effort, *_ = self._scalars[step]
-        begun = 1 + int(self.ends[step][:-1].searchsorted(at_s, side="right"))
+        _, _, _, running, waiting, real_time, best_effort, *_ = self._entry(step)
+        begun = 1 + int(self._ends_of(step)[:-1].searchsorted(at_s, side="right"))
         first = bisect_left(self.growth, step, key=lambda entry: entry[0])
         grown = sum(
             int(growth[:begun].sum())
@@ -177,16 +191,32 @@ class StepRecorder:
     def ended(self, after_s: float, until_s: float) -> tuple[list[float], list[int]]:
         """Recorded steps that ended after `after_s` and by `until_s` (seconds): when, and how many
         requests each had."""
-        first = len(self.ends)
-        while first and self.ends[first - 1][-1] > after_s:
+        first = len(self.starts)
+        while first and self._ends_of(first - 1)[-1] > after_s:
             first -= 1
         found: list[float] = []
         requests: list[int] = []
-        for ends_s, scalars in zip(self.ends[first:], self._scalars[first:], strict=True):
+        for step in range(first, len(self.starts)):
+            ends_s, scalars = self._ends_of(step), self._entry(step)
             inside = ends_s[(ends_s > after_s) & (ends_s <= until_s)].tolist()
             found += inside
             requests += [scalars[0] + scalars[2]] * len(inside)
         return found, requests
+
+    def _ends_of(self, step: int) -> np.ndarray:
+        """Of the steps of a macro-step."""
+        pack = step // _PACK
+        if pack >= len(self._packed):
+            return self._ends[step - _PACK * len(self._packed)]
+        before = self.firsts[pack * _PACK]
+        return self._packed[pack][1][self.firsts[step] - before : self.firsts[step + 1] - before]
+
+    def _entry(self, step: int) -> Sequence[int]:
+        """What is recorded of a macro-step, in the order of _STEP_COLUMNS."""
+        pack, place = divmod(step, _PACK)
+        if pack < len(self._packed):
+            return self._packed[pack][0][place].tolist()
+        return self._scalars[step - _PACK * len(self._packed)]
 
     def withdrawn(self, row: int) -> None:
         """A request left before its end; its row says so (`request_columns`)."""
@@ -205,14 +235,23 @@ class StepRecorder:
         rows, ends = executed.outcome.emitted, executed.outcome.ends_s
         n_be, found = columns.split_gaps(rows, first_gaps, requests.service_class)
         self._gaps += found
-        if len(ends) > 1:
-            self._runs.append((ends, len(rows) - n_be, n_be))
+        if len(self._gaps) >= _PACK:
+            self._packed_gaps.append(_packed(self._gaps))
+            self._gaps.clear()
+        if len(ends) > 1:  # of the macro-step planned last
+            self._runs.append((self.firsts[-1], len(ends), len(rows) - n_be, n_be))
         if self._gap_starts is not None:
             self._gap_starts += [executed.outcome.start_s] * len(found)
 
+    def ends(self) -> list[np.ndarray]:
+        """When each step ended, seconds: in pieces, one behind the other."""
+        return [*(ends for _, ends in self._packed), np.concatenate([np.zeros(0), *self._ends])]
+
     def run_columns(self) -> dict[str, np.ndarray]:
         """int64[r] each: one entry a run of steps, as its first step has it."""
-        columns = np.array(self._scalars, np.int64).reshape(-1, len(self._STEP_COLUMNS)).T
+        width = len(self._STEP_COLUMNS)
+        last = np.array(self._scalars, np.int64).reshape(-1, width)
+        columns = np.concatenate([*(values for values, _ in self._packed), last]).T
         return dict(zip(self._STEP_COLUMNS, columns, strict=True))
 
     def step_frame(self) -> pd.DataFrame:
@@ -230,50 +269,74 @@ class StepRecorder:
         warmup_end_s  pool apart the gaps whose later token is of a step that began before; seconds,
                       of a recorder that is `timed`
         """
+        gaps = [*self._packed_gaps, _packed(self._gaps)]
+        found = Gaps(*(np.concatenate(parts) for parts in zip(*gaps, strict=True)))
+        runs = np.array(self._runs, np.int64).reshape(-1, 4).T
         if warmup_end_s is None:
-            return _pooled(self._gaps, self._runs)
+            return _pooled(found, self._between(*runs))
         assert self._gap_starts is not None, "the recorder was not asked for times"
-        sides: dict[bool, tuple[list, list]] = {True: ([], []), False: ([], [])}
-        for gaps, start_s in zip(self._gaps, self._gap_starts, strict=True):
-            sides[start_s < warmup_end_s][0].append(gaps)
-        for ends, *counts in self._runs:
-            # steps of a run follow each other: the first ones are of the warm-up
-            early = int(ends[:-1].searchsorted(warmup_end_s))
-            for warmup, part in ((True, ends[: early + 1]), (False, ends[early:])):
-                if len(part) > 1:
-                    sides[warmup][1].append((part, *counts))
-        return [pool for warmup, found in sides.items() for pool in _pooled(*found, warmup)]
+        early = np.array(self._gap_starts, np.float64) < warmup_end_s
+        ends, (place, number, *counts) = np.concatenate(self.ends()), runs
+        # steps of a run follow each other: the first ones are of the warm-up
+        cut = np.array(
+            [int(ends[p : p + n - 1].searchsorted(warmup_end_s)) for p, n, _, _ in self._runs],
+            np.int64,
+        )
+        return [
+            pool
+            for warmup, mine, first, steps in (
+                (True, early, place, cut + 1),
+                (False, ~early, place + cut, number - cut),
+            )
+            for pool in _pooled(found.only(mine), self._between(first, steps, *counts), warmup)
+        ]
+
+    def _between(
+        self, place: np.ndarray, number: np.ndarray, rt: np.ndarray, be: np.ndarray
+    ) -> Gaps:
+        """The gaps between the ends of each run (int64[r] each, as in `_runs`)."""
+        ends, steps = np.concatenate(self.ends()), number - 1
+        at = np.arange(steps.sum()) + (place - (steps.cumsum() - steps)).repeat(steps)
+        return Gaps(ends[at + 1] - ends[at], steps, rt, be)
 
 
-def _pooled(
-    gaps: list[tuple[np.ndarray, int, int]],
-    runs: list[tuple[np.ndarray, int, int]],
-    warmup: bool | None = None,
-) -> list[GapPool]:
-    """Gaps by class: `gaps`, and those between the ends of each of `runs`; both with how many rows
-    of each class had them."""
-    found = gaps + runs
-    if not found:
-        return []
+class Gaps(NamedTuple):
+    """Gaps between tokens: seconds of one outcome or run behind the other, how many there are of
+    each, and how many tokens of each class had each of them."""
+
+    seconds: np.ndarray
+    number: np.ndarray
+    rt: np.ndarray
+    be: np.ndarray
+
+    def only(self, chosen: np.ndarray) -> Gaps:
+        """Of these outcomes (bool[r])."""
+        kept = (self.number[chosen], self.rt[chosen], self.be[chosen])
+        return Gaps(self.seconds[chosen.repeat(self.number)], *kept)
+
+
+def _packed(gaps: list[tuple[np.ndarray, int, int]]) -> Gaps:
+    if not gaps:
+        return Gaps(np.zeros(0), *np.zeros((3, 0), np.int64))
+    arrays, *counts = zip(*gaps, strict=True)
+    number = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    return Gaps(np.concatenate(arrays), number, *np.array(counts, np.int64))
+
+
+def _pooled(gaps: Gaps, runs: Gaps, warmup: bool | None = None) -> list[GapPool]:
+    """Gaps by class, those of single outcomes and those within runs."""
+    everything, number, *counts = (np.concatenate(parts) for parts in zip(gaps, runs, strict=True))
     pools = []
-    arrays, *counts = zip(*found, strict=True)
-    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    everything = np.concatenate(arrays)
-    if runs:
-        ends = everything[lengths[: len(gaps)].sum() :]
-        later = np.delete(ends[1:] - ends[:-1], lengths[len(gaps) : -1].cumsum() - 1)
-        everything = np.concatenate([everything[: -len(ends)], later])
-        lengths[len(gaps) :] -= 1
-    for name, times in zip(_CLASSES.tolist(), np.array(counts, np.int64), strict=True):
-        chosen, seconds = times > 0, everything
+    for name, times in zip(_CLASSES.tolist(), counts, strict=True):
+        chosen, seconds = (times > 0) & (number > 0), everything
         if not chosen.any():
             continue
         if not chosen.all():
-            seconds = everything[chosen.repeat(lengths)]
+            seconds = everything[chosen.repeat(number)]
         order = seconds.argsort(kind="stable")  # the gaps of a run mostly ascend already
         seconds = seconds[order]
         first = np.flatnonzero(np.concatenate([[True], seconds[1:] != seconds[:-1]]))
-        weights = times[chosen].repeat(lengths[chosen])[order]
+        weights = times[chosen].repeat(number[chosen])[order]
         pools.append(GapPool(name, seconds[first], np.add.reduceat(weights, first), warmup))
     return pools
 

@@ -3,9 +3,9 @@ entry until a column is asked for step by step: there may be seventy times as ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,27 +16,56 @@ if TYPE_CHECKING:
     from twinserve.sim.results.recorder import StepRecorder
 
 
+class Pieces:
+    """Arrays one behind the other, without an array of them all."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self._arrays = arrays
+        self._firsts = np.cumsum([0, *map(len, arrays)]).tolist()
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def between(self, begin: int, end: int) -> np.ndarray:
+        found = bisect_right(self._firsts, begin) - 1, bisect_left(self._firsts, end)
+        pieces = [
+            self._arrays[i][max(begin - self._firsts[i], 0) : end - self._firsts[i]]
+            for i in range(*found)
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [self._arrays[0][:0]])
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """What stands at `places`, which ascend."""
+        cuts = places.searchsorted(self._firsts)
+        return np.concatenate(
+            [
+                array[places[begin:end] - first]
+                for array, first, begin, end in zip(
+                    self._arrays, self._firsts, cuts, cuts[1:], strict=False
+                )
+            ]
+        )
+
+
 class Steps(Protocol):
     """Columns of steps.parquet, by step or by run of steps.
 
     lengths  int64[r]: steps of each run
-    seconds  float64[n]: of each step
-    used     int64[n]: KV blocks that requests hold during each step
     ended_s  float64[r]: when the last step of each run ended, seconds
     """
 
     lengths: np.ndarray
 
     @property
-    def seconds(self) -> np.ndarray: ...
-    @property
-    def used(self) -> np.ndarray: ...
-    @property
     def ended_s(self) -> np.ndarray: ...
     def __len__(self) -> int: ...
     def __contains__(self, name: str) -> bool: ...
-    def each(self, name: str) -> np.ndarray:
-        """One entry a step."""
+    def each(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """One entry a step, of all or of those from `begin` to `end`."""
+        ...
+
+    def seconds(self, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """float64[n]: how long each of these steps took."""
         ...
 
     def first(self, name: str) -> np.ndarray:
@@ -57,18 +86,13 @@ class FramedSteps:
     def __contains__(self, name: str) -> bool:
         return name in self._frame
 
-    def each(self, name: str) -> np.ndarray:
-        return self._frame[name].to_numpy()
+    def each(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        return self._frame[name].to_numpy()[begin:end]
 
     first = each
 
-    @property
-    def seconds(self) -> np.ndarray:
-        return self.each("end_s") - self.each("start_s")
-
-    @property
-    def used(self) -> np.ndarray:
-        return self.each("kv_used_blocks")
+    def seconds(self, begin: int = 0, end: int | None = None) -> np.ndarray:
+        return self.each("end_s", begin, end) - self.each("start_s", begin, end)
 
     @property
     def ended_s(self) -> np.ndarray:
@@ -80,13 +104,12 @@ class RecordedSteps:
     times and take blocks; what happens once is of a run's first step."""
 
     def __init__(self, recorders: Sequence[StepRecorder]) -> None:
-        runs = [ends for recorder in recorders for ends in recorder.ends]
-        self.lengths = np.fromiter(map(len, runs), np.int64, len(runs))
-        self._ends = np.concatenate(runs) if runs else np.zeros(0)
+        self._ends = Pieces([ends for recorder in recorders for ends in recorder.ends()])
+        self.lengths = np.concatenate([np.diff([*r.firsts, r.steps]) for r in recorders])
         self._last = self.lengths.cumsum()
         self._first = self._last - self.lengths
-        self.ended_s = self._ends[self._last - 1]
-        counts = [len(recorder.ends) for recorder in recorders]
+        self.ended_s = self._ends.at(self._last - 1)
+        counts = [len(recorder.starts) for recorder in recorders]
         self._of_runs = {
             "replica": np.repeat([recorder.replica for recorder in recorders], counts),
             "start_s": np.array([s for recorder in recorders for s in recorder.starts], np.float64),
@@ -101,28 +124,22 @@ class RecordedSteps:
                 ]
             )
         self._once = set(recorders[0].ONCE)
-        self._growth = self._taken(recorders)
+        self._growth = self._taking(recorders)
 
-    def _taken(self, recorders: Sequence[StepRecorder]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """The blocks that runs newly take, by whose they are: int64[k], runs that take some, and
-        int64[m], what they have taken by each of their steps."""
-        before = 0
+    def _taking(
+        self, recorders: Sequence[StepRecorder]
+    ) -> dict[str, tuple[np.ndarray, list[np.ndarray]]]:
+        """Of the runs that newly take blocks, by whose they are: int64[k], which runs, and how many
+        each of their steps takes; or more steps than there were, since an arrival cut the run."""
         runs: dict[str, list[int]] = {}
-        growths: dict[str, list[np.ndarray]] = {}
+        taken: dict[str, list[np.ndarray]] = {}
+        before = 0
         for recorder in recorders:
             for run, name, growth in recorder.growth:
                 runs.setdefault(name, []).append(before + run)
-                # an arrival may have cut the run
-                growths.setdefault(name, []).append(growth[: len(recorder.ends[run])])
-            before += len(recorder.ends)
-        found = {}
-        for name, parts in growths.items():
-            at = np.array(runs[name])
-            total, most = np.concatenate(parts).cumsum(), self.lengths[at]
-            ends = most.cumsum()
-            total -= np.concatenate([[0], total[ends[:-1] - 1]]).repeat(most)
-            found[name] = at, total
-        return found
+                taken.setdefault(name, []).append(growth)
+            before += len(recorder.starts)
+        return {name: (np.array(found), taken[name]) for name, found in runs.items()}
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -133,55 +150,71 @@ class RecordedSteps:
     def first(self, name: str) -> np.ndarray:
         return self._of_runs[name]
 
-    def each(self, name: str) -> np.ndarray:
+    def each(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        end = len(self) if end is None else end
         if name == "end_s":
-            return self._ends
+            return self._ends.between(begin, end)
+        if begin >= end:
+            return self._of_runs.get(name, self.lengths)[:0]
+        some = slice(
+            int(self._last.searchsorted(begin, "right")),
+            int(self._last.searchsorted(end, "left")) + 1,
+        )
+        first = int(self._first[some.start])
+        return self._column(name, some)[begin - first : end - first]
+
+    def seconds(self, begin: int = 0, end: int | None = None) -> np.ndarray:
+        return self.each("end_s", begin, end) - self.each("start_s", begin, end)
+
+    def _column(self, name: str, some: slice) -> np.ndarray:
+        """Of the steps of these runs."""
         if name == "kv_used_blocks":
-            return self.used
+            used = self._column("kv_rt_blocks", some)
+            if self._of_runs["kv_be_blocks"].any() or "kv_be_blocks" in self._growth:
+                used += self._column("kv_be_blocks", some)
+            return used
+        column = self._repeated(name, some)
         if name == "kv_cached_blocks":
-            cached = self._repeated(name)
-            return np.minimum(cached, self._free(), out=cached)
-        column = self._repeated(name)
-        if name == "start_s":  # inside a run a step starts when the one before it ended
-            column[1:] = self._ends[:-1]
-            column[self._first] = self._of_runs[name]
+            free = self._repeated("kv_free_blocks", some)
+            for taker in self._growth:
+                self._grow(free, taker, some, -1)
+            np.minimum(column, free, out=column)
+        elif name == "start_s":  # inside a run a step starts when the one before it ended
+            first = self._first[some]
+            column[1:] = self._ends.between(int(first[0]), int(self._last[some][-1]) - 1)
+            column[first - first[0]] = self._of_runs[name][some]
         elif name in self._growth:
-            self._grow(column, name)
+            self._grow(column, name, some)
         return column
 
-    def _repeated(self, name: str) -> np.ndarray:
-        column = self._of_runs[name]
+    def _repeated(self, name: str, some: slice) -> np.ndarray:
+        column, lengths = self._of_runs[name][some], self.lengths[some]
         if name == "start_s":
-            return np.empty(len(self))
+            return np.empty(lengths.sum())
         if name not in self._once and column.any():
-            return column.repeat(self.lengths)
-        spread = np.zeros(len(self), column.dtype)  # pages that nothing is written to take no time
+            return column.repeat(lengths)
+        # pages that nothing is written to take no time
+        spread = np.zeros(lengths.sum(), column.dtype)
         if column.any():
-            spread[self._first] = column
+            spread[self._first[some] - self._first[some.start]] = column
         return spread
 
-    def _grow(self, column: np.ndarray, name: str, sign: int = 1) -> None:
-        runs, total = self._growth[name]
+    def _grow(self, column: np.ndarray, name: str, some: slice, sign: int = 1) -> None:
+        """Add what the runs of `some` take, or with sign -1 subtract it."""
+        runs, taken = self._growth[name]
+        mine = slice(*runs.searchsorted([some.start, some.stop]).tolist())
+        runs, taken = runs[mine], taken[mine]
+        if not len(runs):
+            return
         most = self.lengths[runs]
-        at = np.arange(len(total)) + (self._first[runs] - (most.cumsum() - most)).repeat(most)
+        parts = [part[:n] for part, n in zip(taken, most.tolist(), strict=True)]
+        before = most.cumsum() - most
+        total = np.concatenate(parts).cumsum(dtype=np.int64)
+        total -= np.concatenate([[0], total[before[1:] - 1]]).repeat(most)
+        at = np.arange(len(total)) + (self._first[runs] - self._first[some.start] - before).repeat(
+            most
+        )
         column[at] += sign * total
-
-    def _free(self) -> np.ndarray:
-        free = self._repeated("kv_free_blocks")
-        for name in self._growth:
-            self._grow(free, name, -1)
-        return free
-
-    @cached_property
-    def seconds(self) -> np.ndarray:
-        return self._ends - self.each("start_s")
-
-    @cached_property
-    def used(self) -> np.ndarray:
-        used = self.each("kv_rt_blocks")
-        if self._of_runs["kv_be_blocks"].any() or "kv_be_blocks" in self._growth:
-            used += self.each("kv_be_blocks")
-        return used
 
     def frame(self) -> pd.DataFrame:
         """One row a step, recorder by recorder."""
@@ -197,7 +230,7 @@ class Gaps(Protocol):
     """Gaps between tokens: what was found in each, in order."""
 
     def pooled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Class ("rt" or "be"), seconds and count of each entry."""
+        """bool, whether best-effort; seconds; and count of each entry."""
         ...
 
 
@@ -210,7 +243,7 @@ class FramedGaps:
     def pooled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         frame = self._frame
         seconds, counts = frame["gap_s"].to_numpy(np.float64), frame["count"].to_numpy(np.int64)
-        return frame["service_class"].to_numpy(object), seconds, counts
+        return (frame["service_class"] == "be").to_numpy(bool), seconds, counts
 
 
 @dataclass(frozen=True)
@@ -225,32 +258,35 @@ class GapPool:
 
 
 class RecordedGaps:
-    """The pools of each recorder."""
+    """The pools of each recorder, one recorder behind the other."""
 
-    def __init__(self, pools: Sequence[Sequence[GapPool]]) -> None:
-        self._pools = [pool for of_one in pools for pool in of_one]
-        self._warmed = any(pool.warmup is not None for pool in self._pools)
+    def __init__(self, pools: Iterable[Sequence[GapPool]]) -> None:
+        found = [pool for of_one in pools for pool in of_one]
+        self._of = [(pool.service_class, pool.warmup, len(pool.counts)) for pool in found]
+        self._seconds = np.concatenate([np.zeros(0), *(pool.seconds for pool in found)])
+        self._counts = np.concatenate([np.zeros(0, np.int64), *(pool.counts for pool in found)])
 
     def pooled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        pools = self._pools
-        if not pools:
-            return np.zeros(0, object), np.zeros(0), np.zeros(0, np.int64)
-        names = np.array([pool.service_class for pool in pools])
-        return (
-            names.repeat([len(pool.counts) for pool in pools]),
-            np.concatenate([pool.seconds for pool in pools]),
-            np.concatenate([pool.counts for pool in pools]),
-        )
+        best_effort = np.array([name == "be" for name, _, _ in self._of], bool)
+        return best_effort.repeat(self._lengths), self._seconds, self._counts
+
+    @property
+    def _lengths(self) -> np.ndarray:
+        return np.array([length for _, _, length in self._of], np.int64)
 
     def frame(self) -> pd.DataFrame:
         """service_class, gap_s, count, and warmup on demand."""
         import pandas as pd
 
-        names, seconds, counts = self.pooled()
-        frame = {"service_class": pd.Series(names, dtype=str), "gap_s": seconds, "count": counts}
-        if self._warmed:
-            warmup = np.array([pool.warmup for pool in self._pools])
-            frame["warmup"] = warmup.repeat([len(pool.counts) for pool in self._pools])
+        names = np.array([name for name, _, _ in self._of], "U2").repeat(self._lengths)
+        frame = {
+            "service_class": pd.Series(names, dtype=str),
+            "gap_s": self._seconds,
+            "count": self._counts,
+        }
+        if any(warmup is not None for _, warmup, _ in self._of):
+            warmups = np.array([warmup for _, warmup, _ in self._of])
+            frame["warmup"] = warmups.repeat(self._lengths)
         return pd.DataFrame(frame, copy=False)
 
 

@@ -17,7 +17,7 @@ def outside(profile: Profile, steps: Steps) -> list[str]:
     most, known = most_decodes(steps), profile.most_requests
     if known is None or most <= known:
         return []
-    seconds, decodes = steps.seconds, steps.first("decode_requests").repeat(steps.lengths)
+    seconds, decodes = steps.seconds(), steps.first("decode_requests").repeat(steps.lengths)
     share = seconds[decodes > known].sum() / seconds.sum()
     error = expected_errors(profile, decodes=most).decode
     return [

@@ -27,6 +27,7 @@ from twinserve.profiles.composition import AroundModel, StepComposition, StepTim
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics_engine import busy_seconds
+from twinserve.sim.results.metrics_requests import summed
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.replicas import BackendOf, simulated_backend
 from twinserve.sim.setup.run import Simulation, run_simulation
@@ -156,7 +157,8 @@ def parts_beside(
     step has of our own loop."""
     found = parts_of(live, idle_seats)
     priced, measured = float(steps["predicted_s"].sum()), float(steps["measured_s"].sum())
-    whole = float(busy_seconds(simulated.rows.step_columns).sum())
+    simulated_steps = simulated.rows.step_columns
+    whole = summed(busy_seconds(simulated_steps), 0, len(simulated_steps))
     seconds = whole - loop_s * len(simulated.rows.steps)
     if not (priced and measured and seconds):
         return found

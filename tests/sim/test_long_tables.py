@@ -1,0 +1,57 @@
+"""Columns of steps are made in parts, and what is recorded is packed: with the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinserve.sim.results import metrics_requests, recorder
+from twinserve.sim.results.metrics import summarise
+from twinserve.sim.results.metrics_requests import largest, summed
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import Simulation
+
+LEAST = 128  # what numpy adds up without halving
+
+
+@given(st.integers(0, 5000), st.integers(0, 9), st.integers(0, 2**32))
+def test_sums_in_parts_are_those_of_numpy(n, begin, seed):
+    values = np.random.default_rng(seed).random(n + begin) * 10.0 ** (seed % 9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics_requests, "_CHUNK", LEAST)
+        assert summed(lambda a, b: values[a:b], begin, n + begin) == values[begin:].sum()
+        if n:
+            assert largest(lambda a, b: values[a:b], begin, n + begin) == values[begin:].max()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"policy": ("vllm",), "replicas": 3, "router": "vllm-dp"},
+        {"policy": ("bros",), "pool": 4, "num_blocks": 500},
+    ],
+)
+def test_packing_and_parts_change_no_bit(monkeypatch, more):
+    given = SimulationConfig(trace="sharegpt", requests=60, rate=12.0, seed=3, **more)
+    inputs = resolve(given)
+
+    def run():
+        simulation = Simulation(inputs, inputs.policies[0])
+        simulation.run()
+        rows = simulation.rows()
+        return rows, summarise(rows)
+
+    rows, summary = run()
+    monkeypatch.setattr(recorder, "_PACK", 3)
+    monkeypatch.setattr(metrics_requests, "_CHUNK", LEAST)
+    packed, same = run()
+    assert same == summary
+    steps = packed.step_columns
+    edges = np.random.default_rng(0).integers(0, len(steps) + 1, (20, 2))
+    for begin, end in np.sort(edges).tolist():
+        for name in rows.steps:
+            assert np.array_equal(steps.each(name, begin, end), rows.steps[name][begin:end]), name
+    assert packed.steps.equals(rows.steps) and packed.gaps.equals(rows.gaps)
