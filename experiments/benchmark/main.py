@@ -60,7 +60,7 @@ def whole(seed: int, **settings: Any) -> dict[str, float]:
         return found
     if not printed:
         return found | {"steps": np.nan, "stays": np.nan}
-    summary = json.loads(printed)
+    (summary,) = json.loads(printed)["runs"]
     preempted = sum(summary["kv"]["preemptions"].values())
     stays = sum(each["completed"] for each in summary["classes"].values()) + preempted
     return found | {"steps": float(summary["scheduler"]["steps"]), "stays": float(stays)}

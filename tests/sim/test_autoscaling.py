@@ -238,7 +238,7 @@ def test_the_command_shows_gpu_hours_beside_attainment(capsys):
     words = "simulate -t poisson --rate 5 --duration 10 --replicas 2 --autoscale perfect -q"
     with pytest.raises(SystemExit):
         main([*words.split(), "--json"])
-    found = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
     assert found["autoscaling"]["gpu_hours"] > 0
     assert np.isfinite(found["classes"]["rt"]["slo_attainment"])
     with pytest.raises(SystemExit):
