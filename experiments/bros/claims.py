@@ -6,9 +6,8 @@ import pandas as pd
 
 from twinserve.experiments.bros import why
 from twinserve.experiments.bros.headline import OPT, QWEN
-from twinserve.experiments.study.claims import Said, claims
-from twinserve.experiments.study.verdict import Claim, judge, judge_direction
-from twinserve.sim.sweep.statistics import shown
+from twinserve.experiments.study.claims import Number, Said, claims, rows_of
+from twinserve.experiments.study.verdict import Claim
 
 
 def short(profile: str) -> str:
@@ -78,18 +77,16 @@ def preemption_claims(table: pd.DataFrame) -> list[Claim]:
     """The paper prints no numbers of Fig. 2, only that both fall: at the lowest rate at which first
     come, first served queues."""
     found = []
-    for profile, part in table.groupby("profile", sort=False):
-        first = part[part.policy == "vllm-v0"].sort_values("rate").set_index("rate")
-        queues = first.index[first.queueing > 0.05]
-        rate = queues[0] if len(queues) else first.index[-1]
-        first = first.loc[rate]
-        (ours,) = part[(part.policy == "preemptive-wait") & (part.rate == rate)].iloc
+    for profile in dict.fromkeys(table.profile):
+        rows = rows_of(table.sort_values("rate"), profile=profile, policy="vllm-v0")
+        first = next((row for row in rows if row.queueing.mean > 0.05), rows[-1])
+        (ours,) = rows_of(table, profile=profile, policy="preemptive-wait", rate=first.rate)
         for name, said, factor, unit in FIG2:
-            texts = [shown(factor * r[name], factor * r[f"{name}_ci"]) for r in (ours, first)]
+            mine, theirs = (factor * getattr(row, name) for row in (ours, first))
             what = f"{said} of preemption against first come, first served, {short(profile)}"
-            verdict = judge_direction(ours[f"{name}_lower"], ours[f"{name}_lower_ci"], first[name])
-            text = f"{' against '.join(texts)} {unit}"
-            what += f", {rate:g} requests/s"
+            verdict = getattr(ours, f"{name}_lower").more(whole=getattr(first, name).mean)
+            text = f"{mine} against {theirs} {unit}"
+            what += f", {first.rate:g} requests/s"
             found.append(Claim.judged("Fig. 2", what, "lower", text, verdict, why.FIG2))
     return found
 
@@ -98,12 +95,9 @@ def overhead_claims(table: pd.DataFrame) -> list[Claim]:
     found = []
     for profile, part in table.groupby("profile", sort=False):
         low, high = (0.0912, 0.0952) if "14b" in profile else (0.0756, 0.0842)
-        mean, half = part.share.mean(), part.share_ci.max()
-        verdict = judge(mean, half, min(max(mean, low), high), None)
-        ours = f"{shown(100 * mean, 100 * half)} %"
+        share = Number(part.share.mean(), part.share_ci.max())
+        verdict = share.beside(min(max(share.mean, low), high))
         what = f"planning over planning and iteration, {short(profile)}"
-        printed = f"{low:.2%} to {high:.2%}"
-        found.append(
-            Claim.judged("Fig. 13", what, printed, ours, verdict, why.OVERHEAD, directed=False)
-        )
+        printed, ours = f"{low:.2%} to {high:.2%}", f"{100 * share} %"
+        found.append(Claim.judged("Fig. 13", what, printed, ours, verdict, why.OVERHEAD, False))
     return found

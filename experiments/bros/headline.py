@@ -12,14 +12,14 @@ grows for as long as they arrive: means of these depend on the length of the tra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from twinserve.experiments.bros import why
-from twinserve.experiments.study.verdict import Claim, judge, judge_direction, worst
-from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.experiments.study.claims import Number, Row, rows_of
+from twinserve.experiments.study.verdict import Claim, worst
+from twinserve.sim.sweep.statistics import over_seeds
 
 QWEN = ("qwen2.5-14b@a100-40g:tp2", "qwen2.5-32b@a100-40g:tp4")  # of the IEEE version
 OPT = ("opt-13b@a100-40g:tp2", "opt-30b@a100-40g:tp4")
@@ -141,13 +141,11 @@ def _each(marks: Marks) -> Iterator[tuple[str, str, str, float]]:
 
 def _rows(
     table: pd.DataFrame, lengths: str, quantity: str, baseline: str, rates: str = "all"
-) -> dict[str, Any]:
+) -> dict[str, Row]:
     """version -> row of `headline`, the first of which is judged: the models of ACM where they were
     run (the paper's "15 cases")."""
     wanted = {"rates": rates, "lengths": lengths, "quantity": quantity, "baseline": baseline}
-    for name, value in wanted.items():
-        table = table[table[name] == value]
-    return {row.version: row for row in table.itertuples()}
+    return {row.version: row for row in rows_of(table, **wanted)}
 
 
 def _improved(
@@ -160,7 +158,7 @@ def _improved(
         if not rows:
             continue
         (version, row), change = next(iter(rows.items())), paper < 0
-        verdict = judge(row.ratio - change, row.ratio_ci, paper, float(not change))
+        verdict = (row.ratio - change).beside(paper, float(not change))
         low = _rows(table, lengths, quantity, baseline, "low").get(version)
         rows |= {} if low is None else {f"{version} up to {LOW:g}/s": low}
         ours = "; ".join(f"{name}: {_said(each, change)}" for name, each in rows.items())
@@ -171,15 +169,13 @@ def _improved(
     return found
 
 
-def _said(row: Any, change: bool) -> str:
-    if not np.isfinite(row.ratio):
+def _said(row: Row, change: bool) -> str:
+    if not row.ratio.known:
         return "the baseline has 0 everywhere"
     if change:
-        of_means = f"of means {100 * (row.of_means - 1):.3g} %"
-        return f"{shown(100 * (row.ratio - 1), 100 * row.ratio_ci)} % ({of_means})"
+        return f"{100 * (row.ratio - 1)} % (of means {100 * (row.of_means - 1):.3g} %)"
     out = f", {row.left_out:.3g} of {row.settings:.0f} settings at 0 left out"
-    out = out if row.left_out else ""
-    return f"x {shown(row.ratio, row.ratio_ci)} (of means x {row.of_means:.3g}{out})"
+    return f"x {row.ratio} (of means x {row.of_means:.3g}{out if row.left_out.mean else ''})"
 
 
 def _means(table: pd.DataFrame, reason: str) -> list[Claim]:
@@ -190,12 +186,9 @@ def _means(table: pd.DataFrame, reason: str) -> list[Claim]:
         rows = _rows(table, lengths, quantity, baseline)
         if not rows:
             continue
-        values = {
-            version: (getattr(row, column), getattr(row, f"{column}_ci"))
-            for version, row in rows.items()
-        }
-        verdict = judge(*next(iter(values.values())), paper, neutral=None)
-        ours = "; ".join(f"{v}: {shown(100 * m, 100 * half)} %" for v, (m, half) in values.items())
+        values = {version: getattr(row, column) for version, row in rows.items()}
+        verdict = next(iter(values.values())).beside(paper)
+        ours = "; ".join(f"{version}: {100 * value} %" for version, value in values.items())
         what = f"{NAMES[quantity]} of {BASELINES[policy]}, mean over settings, {lengths}"
         printed = f"{paper:.2%}"
         found.append(Claim.judged("Sec. VII-B", what, printed, ours, verdict, reason, False))
@@ -207,13 +200,10 @@ def nobody_in_time(table: pd.DataFrame, reason: str) -> Claim:
     its attainment is 0."""
     rows = _rows(table, "sharegpt", "ttft_attainment", "vllm-v0")
     first = next(iter(rows.values()))
-    share, half = first.left_out / first.settings, first.left_out_ci / first.settings
-    ours = "; ".join(
-        f"{version}: {shown(row.left_out, row.left_out_ci)} of {row.settings:.0f}"
-        for version, row in rows.items()
-    )
+    share, half = (of / first.settings.mean for of in (first.left_out.mean, first.left_out.half))
+    ours = "; ".join(f"{v}: {row.left_out} of {row.settings:.0f}" for v, row in rows.items())
     what = "settings in which vLLM keeps no TTFT objective, sharegpt"
-    verdict = judge(share, half, 8 / 15, None)
+    verdict = Number(share, half).beside(8 / 15)
     return Claim.judged("Sec. 7.2.2 (ACM)", what, "8 of 15", ours, verdict, reason, False)
 
 
@@ -224,11 +214,8 @@ def _tgi(table: pd.DataFrame) -> list[Claim]:
     for baseline in TGI:
         for quantity, paper, sign in (("normalized_ms", "lower", -1), ("rt_rps", "higher", 1)):
             rows = _rows(table, "sharegpt", quantity, baseline)
-            ours = "; ".join(
-                f"{version}: {shown(100 * (row.ratio - 1), 100 * row.ratio_ci)} %"
-                for version, row in rows.items()
-            )
-            words = (judge_direction(sign * (r.ratio - 1), r.ratio_ci) for r in rows.values())
+            ours = "; ".join(f"{v}: {100 * (row.ratio - 1)} %" for v, row in rows.items())
+            words = ((sign * (row.ratio - 1)).more() for row in rows.values())
             what = f"{NAMES[quantity]}, BROS against TGI (`{baseline}`), sharegpt"
             printed, reason = f"{paper}, curves only", why.PURE[quantity]
             found.append(Claim.judged("Fig. 11", what, printed, ours, worst(*words), reason))

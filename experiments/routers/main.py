@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.routers.runs import COLUMNS, COMMON, REPLICAS, one_text, questions
-from twinserve.experiments.study.curves import grid, lines_of
+from twinserve.experiments.study.curves import Bars, lines_of
 from twinserve.experiments.study.grid import Grid, windows
 from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Figure, Study
@@ -133,15 +132,6 @@ def lines_over(x: str, column: str | None = None) -> Callable[..., None]:
 BLACK = {"color": "black", "linewidth": 2.0}
 
 
-def draw_policies(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
-    names = list(dict.fromkeys(table.router))
-    rows = table.assign(place=table.router.map(names.index))
-    grid(
-        canvas, rows.assign(_all=""), "_all", METRICS, "place", "policy", {"vllm": BLACK},
-        lambda axes, metric: axes.set_xticks(range(len(names)), names, rotation=60, fontsize=7),
-    )  # fmt: skip
-
-
 STUDY = Study(
     "routers",
     "",
@@ -192,7 +182,7 @@ STUDY = Study(
             conversations({"policy": POLICIES, "router": UNDER_POLICIES}, load=1.0, pool=POOL),
             run,
             against("policy", "router", pair=("policy",)),
-            draw_policies,
+            Bars("router", "policy", {name: label for name, (label, _) in METRICS.items()}),
         ),
     ],
 )

@@ -9,10 +9,9 @@ Real-time requests arrive beside a closed loop of best-effort ones, as in the BR
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.bros.main import COLUMNS, SLO
-from twinserve.experiments.study.curves import legend, lines, panels
+from twinserve.experiments.study.curves import lines_of
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Figure
@@ -109,21 +108,11 @@ TEXT = Text(
 )
 
 
-def plot(canvas: Canvas, found: pd.DataFrame, points: pd.DataFrame) -> None:
-    """Objectives and best-effort work over the rate."""
-    shown_columns = {
-        "ttft_attainment": "TTFT objectives kept",
-        "token_attainment": "tokens in time",
-        "normalized_ms": "latency, ms a token",
-        "be_rps": "best-effort requests/s",
-    }
-    axes = panels(canvas, 2, 2)
-    for axis, (name, label) in zip(axes.ravel(), shown_columns.items(), strict=True):
-        lines(axis, found, "rate", name, "drafts", {})
-        axis.set_ylabel(label)
-        axis.set_xlabel("real-time requests/s")
-    axes[1, 0].set_yscale("log")
-    legend(canvas, axes[0, 0])
-
-
-FIGURE = Figure("deadlines", "BROS's deadlines", GRID, run, table, plot, text=TEXT)
+SHOWN = {
+    "ttft_attainment": ("TTFT objectives kept", 1.0),
+    "token_attainment": ("tokens in time", 1.0),
+    "normalized_ms": ("latency, ms a token", 1.0),
+    "be_rps": ("best-effort requests/s", 1.0),
+}
+PLOT = lines_of(None, SHOWN, "rate", "drafts", xlabel="real-time requests/s")
+FIGURE = Figure("deadlines", "BROS's deadlines", GRID, run, table, PLOT, text=TEXT)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.speculation import deadlines
 from twinserve.experiments.speculation.runs import run_point
-from twinserve.experiments.study.curves import legend, lines, panels
+from twinserve.experiments.study.curves import lines_of
 from twinserve.experiments.study.grid import Grid, joined
 from twinserve.experiments.study.output import markdown_table
 from twinserve.experiments.study.study import Figure, Study
@@ -108,27 +107,26 @@ def report(found: pd.DataFrame) -> str:
     return "\n".join([text, *summary(found)])
 
 
-def plot(canvas: Canvas, found: pd.DataFrame, points: pd.DataFrame) -> None:
-    """Gain over batch: a panel for each engine and kind of lengths."""
-    kinds, engines = (list(dict.fromkeys(found[name])) for name in ("lengths", "engine"))
-    axes = panels(canvas, len(kinds), len(engines))
-    for i, lengths in enumerate(kinds):
-        for j, engine in enumerate(engines):
-            mine = found[(found.lengths == lengths) & (found.engine == engine)]
-            lines(axes[i, j], mine, "batch", "gain", "drafts", {})
-            axes[i, j].axhline(1.0, color="black", linewidth=0.8)
-            axes[i, j].set_xscale("log", base=2)
-            axes[0, j].set_title(engine, fontsize=9)
-            axes[-1, j].set_xlabel("requests under way")
-        axes[i, 0].set_ylabel(f"{lengths}\ntokens/s with drafts\nover without")
-    legend(canvas, axes[0, 0])
+def _doubling(axes, metric: str) -> None:
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
 
 
+PLOT = lines_of(
+    "engine",
+    {"gain": ("tokens/s over without", 1.0)},
+    "batch",
+    "drafts",
+    {},
+    _doubling,
+    xlabel="requests under way",
+    split="lengths",
+)
 STUDY = Study(
     "speculation",
     "",
     [
-        Figure("batches", "gain by batch", joined(*GRIDS), run_point, GAINS, plot, text=report),
+        Figure("batches", "gain by batch", joined(*GRIDS), run_point, GAINS, PLOT, text=report),
         deadlines.FIGURE,
     ],
     least_seeds=2,
