@@ -13,11 +13,11 @@ import pandas as pd
 from twinserve.experiments.justitia.claims import UP_TO, judge_up_to
 from twinserve.experiments.justitia.runs import LLAMA_13B, PAPER_BLOCKS, compare
 from twinserve.experiments.justitia.tables import jct_table
+from twinserve.experiments.study.claims import rows_of
 from twinserve.experiments.study.curves import Bars
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure
 from twinserve.experiments.study.verdict import Claim, judge, worst
-from twinserve.sim.sweep.statistics import shown
 
 # in words, policy, its column in per cent, the paper's number; no density is said of the first two.
 # Nothing is claimed of fairness here, which takes more seeds
@@ -119,16 +119,13 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 def parts(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each variant: for each of `PARTS`, per cent, mean and half width (NAME_ci); nan
     where it was not run."""
-    found = []
-    for (group, change), part in _grouped(rows).groupby(["group", "change"], sort=False):
-        row = {"variant": f"{group}: {change}" if group else change, "seeds": "", "group": group}
-        by_policy = part.set_index("policy")
-        for name, policy, column, _ in PARTS:
-            for end in ("", "_ci"):
-                known = policy in by_policy.index
-                row[name + end] = by_policy[column + end][policy] if known else np.nan
-        found.append(row)
-    return pd.DataFrame(found)
+    rows = _grouped(rows)
+    named = rows.assign(variant=np.where(rows.group == "", "", rows.group + ": ") + rows.change)
+    found = named[["variant", "group"]].drop_duplicates("variant").set_index("variant")
+    for name, policy, column, _ in PARTS:
+        mine = named[named.policy == policy].set_index("variant")
+        found[name], found[f"{name}_ci"] = mine[column], mine[f"{column}_ci"]
+    return found.reset_index()
 
 
 def _finish(axes, name: str) -> None:
@@ -139,27 +136,26 @@ def _finish(axes, name: str) -> None:
 
 
 BARS = Bars(
-    "variant",
-    "seeds",
-    {name: f"{name}, %\n(paper: dashed)" for name, *_ in PARTS},
-    legend=("ours",),
-    finish=_finish,
+    "variant", None, {name: f"{name}, %\n(paper: dashed)" for name, *_ in PARTS}, finish=_finish
 )
 
 
 def claims(rows: pd.DataFrame) -> list[Claim]:
     """One a variant, judged by the worst of its parts; `why` names them."""
     found = []
-    for _, row in parts(rows).iterrows():
-        mine = [part for part in PARTS if np.isfinite(row[part[0]])]
+    for row in rows_of(parts(rows)):
         verdicts, ours, paper = {}, [], []
-        for name, _, column, number in mine:
-            mean, half = row[name], row[f"{name}_ci"]
+        for name, _, column, number in PARTS:
+            mine = getattr(row, name)
+            if not mine.known:
+                continue
             up_to = column == "vs_justitia"
             verdicts[name] = (
-                judge_up_to(mean, half) if up_to else judge(mean, half, number, whole=100.0)
+                judge_up_to(mine.mean, mine.half)
+                if up_to
+                else judge(mine.mean, mine.half, number, whole=100.0)
             )
-            ours.append(f"{shown(mean, half)} %")
+            ours.append(f"{mine} %")
             paper.append(f"{'up to ' if up_to else ''}{number:+g} %")
         kind = "a variant, to show a cause" if row.group else "no variant, at one density"
         why = f"{kind}: {'; '.join(f'{name} {verdict}' for name, verdict in verdicts.items())}"

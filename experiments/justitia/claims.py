@@ -9,9 +9,8 @@ import pandas as pd
 
 from twinserve.experiments.justitia import why
 from twinserve.experiments.justitia.tables import MEASURES
-from twinserve.experiments.study.claims import Said, claims
+from twinserve.experiments.study.claims import Said, claims, most, rows_of
 from twinserve.experiments.study.verdict import Claim, Verdict, judge, judge_bound, worst
-from twinserve.sim.sweep.statistics import shown
 
 # label of a pool of KV blocks -> words in a claim
 POOLS = {"profile": "", "459": "459 KV blocks"}
@@ -141,7 +140,7 @@ def jct(where: str, model: str, reasons: Mapping[str, str]) -> Callable:
 def fig10(table: pd.DataFrame) -> list[Claim]:
     table = table.assign(late=table.worst - 1, late_ci=table.worst_ci)
     found: list[Claim] = []
-    for pool, rows in table.groupby("pool", sort=False):
+    for pool in dict.fromkeys(table.pool):
         setting, ours = _with("3x", POOLS[pool]), {"pool": pool, "policy": "justitia"}
         no_later = f"applications no later than under VTC; {setting}"
         delay = f"worst delay against VTC; {setting}"
@@ -150,18 +149,15 @@ def fig10(table: pd.DataFrame) -> list[Claim]:
             said("Fig. 10", no_later, 92.0, ours, "not_delayed", why.SHARE, **unit),
             said("Fig. 10", delay, 26.0, ours, "late", why.WORST, **unit),
         )(table)
-        by = {row.policy: row for row in rows.itertuples()}
+        by = {row.policy: row for row in rows_of(table, pool=pool)}
         for policy in RIVALS:
-            row = by[policy]
             what = (
                 f"worst delay against VTC, Justitia's beside that of `{policy}` (much "
                 f"smaller: at most half); {setting}"
             )
-            pair = (by["justitia"], row)
-            texts = [f"{shown(100 * r.late, 100 * r.late_ci)} %" for r in pair]
-            verdict = judge_bound(row.half_delay, row.half_delay_ci)
-            reason, ours_text = why.NOT_SMALLER.get(policy, why.WORST), " against ".join(texts)
-            found.append(Claim.judged("Fig. 10", what, "much smaller", ours_text, verdict, reason))
+            text = f"{100 * by['justitia'].late} % against {100 * by[policy].late} %"
+            verdict, reason = by[policy].half_delay.above(), why.NOT_SMALLER.get(policy, why.WORST)
+            found.append(Claim.judged("Fig. 10", what, "much smaller", text, verdict, reason))
     return found
 
 
@@ -183,19 +179,18 @@ def fig12(table: pd.DataFrame) -> list[Claim]:
 # -- Fig. 11 ---------------------------------------------------------------------------------------
 def fig11(table: pd.DataFrame) -> list[Claim]:
     found = []
-    for crowd, part in table.groupby("crowd", sort=False):
+    for crowd in dict.fromkeys(table.crowd):
+        part = table[table.crowd == crowd]
         before, most = sorted(set(part.mice))[-2:]
-        rows = part.set_index(["policy", "mice"])
-        last = {policy: rows.loc[(policy, most)] for policy in ("srjf", "justitia")}
-        srjf, ours = last.values()
-        verdict = worst(
-            judge_bound(srjf.grown - ROOM, srjf.grown_ci),
-            judge_bound(ROOM - ours.grown, ours.grown_ci),
+        less, last = (
+            {row.policy: row for row in rows_of(part, mice=mice)} for mice in (before, most)
         )
+        srjf, ours = last["srjf"], last["justitia"]
+        verdict = worst(srjf.grown.above(ROOM), ours.grown.below(ROOM))
         text = ", ".join(
-            f"{p} {rows.elephant_s[(p, before)]:.0f} to {row.elephant_s:.0f} s "
-            f"({shown(row.grown, row.grown_ci)} %)"
-            for p, row in last.items()
+            f"{row.policy} {less[row.policy].elephant_s:.0f} to {row.elephant_s:.0f} s "
+            f"({row.grown} %)"
+            for row in (srjf, ours)
         )
         text += f"; GPS ends it at {ours.gps_s:.0f} s, with bound 2 {ours.bound_s:.0f} s"
         what = f"elephant as small applications go from {before} to {most}; {crowd}"
@@ -214,16 +209,14 @@ PRINTED = ("not_delayed", "worst")  # the paper's measures; the others are ours
 def fairness(table: pd.DataFrame) -> list[Claim]:
     """The paper says that Justitia is the fairer of the two; no number is given for SRJF."""
     found = []
-    for _, row in table[table.density == "all"].iterrows():
+    for row in rows_of(table, density="all"):
         setting = _with("mean over the densities", POOLS[row.pool])
         for name, (words, unit, _, _) in MEASURES.items():
-            gain, half = row[f"{name}_gain"], row[f"{name}_gain_ci"]
-            amount = " ".join(filter(None, (shown(gain, half), unit)))
-            ours = f"fairer by {amount}, in {100 * row[f'{name}_wins']:.0f} % of runs"
+            gain, wins = getattr(row, f"{name}_gain"), getattr(row, f"{name}_wins")
+            ours = f"fairer by {gain}{' ' if unit else ''}{unit}, in {100 * wins:.0f} % of runs"
             what = f"Justitia fairer than SRJF: {words}; {setting}"
-            verdict = judge_bound(gain, half)
-            directed = name in PRINTED
-            found.append(Claim.judged("Sec. V-B", what, "fairer", ours, verdict, why.WHO, directed))
+            verdict, mine = gain.above(), name in PRINTED
+            found.append(Claim.judged("Sec. V-B", what, "fairer", ours, verdict, why.WHO, mine))
     return found
 
 
@@ -278,10 +271,9 @@ def table3(table: pd.DataFrame) -> list[Claim]:
         )
         for rate, ms in OVERHEAD_MS.items()
     ]
-    heap = list(table[table.queue == "heap"].itertuples())
-    slowest = max(heap, key=lambda row: row.plan_ms)
-    verdict = worst(*(judge_bound(10 - row.plan_ms, row.plan_ms_ci) for row in heap))
-    ours = f"{shown(slowest.plan_ms, slowest.plan_ms_ci)} ms at most"
+    heap = rows_of(table, queue="heap")
+    verdict = worst(*(row.plan_ms.below(10) for row in heap))
+    ours = f"{most(heap, 'plan_ms').plan_ms} ms at most"
     what = "a decision, at every rate"
     always = Claim.judged("Table III", what, "under 10 ms", ours, verdict, why.TIME, False)
     number = OVERHEAD_MS[RATES[-1]] / OVERHEAD_MS[RATES[0]]

@@ -25,7 +25,7 @@ from twinserve.experiments.justitia.runs import (
     misjudged,
     two_mergers,
 )
-from twinserve.experiments.study.curves import Bars, lines_of, ylog
+from twinserve.experiments.study.curves import Bars, lines_of, of_runs, one_seed, ylog
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure, Scale, Study
 from twinserve.experiments.study.tables import Table
@@ -86,18 +86,13 @@ def jct_bars(policies: Sequence[str]) -> Callable:
     return plot
 
 
-def mergers_plot(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
-    """KV blocks over time, of one run of the last size."""
-    size = points["size"].iloc[-1]
-    frame = points[(points["size"] == size) & (points.seed == points.seed.min())]
-    means = table[table["size"] == size].set_index("policy").mean_s
-    panels = canvas.subplots(1, 2, sharey=True, sharex=True)
-    for panel, (policy, rows) in zip(panels, frame.groupby("policy", sort=False), strict=True):
-        labels = ("ends first", "ends second")
-        panel.stackplot(rows.t_s, rows["first"], rows.second, labels=labels, step="post")
-        panel.set(title=f"{policy}: mean {means[policy]:.0f} s", xlabel="s")
-    panels[0].set_ylabel("KV blocks")
-    panels[0].legend(fontsize=8)
+def last_size(points: pd.DataFrame) -> pd.DataFrame:
+    """One run of the last size."""
+    return one_seed(points[points["size"] == points["size"].iloc[-1]])
+
+
+BLOCKS = {name: (f"KV blocks, ends {name}", 1.0) for name in ("first", "second")}
+THIN = {"": {"marker": "", "linewidth": 1.0}}
 
 
 def lengths_plot(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
@@ -259,7 +254,7 @@ STUDY = Study(
             FIG3,
             two_mergers,
             tables.mergers,
-            mergers_plot,
+            of_runs(lines_of("policy", BLOCKS, "t_s", None, THIN, xlabel="s"), last_size),
             claims.FIG3,
         ),
         Figure(
