@@ -13,7 +13,7 @@ import pandas as pd
 
 from twinserve.sim.api.html import text_html
 from twinserve.sim.api.plots import Plot
-from twinserve.sim.api.settings import Settings, check_names, config_of
+from twinserve.sim.api.settings import Settings, check_names, config_of, in_pythons_words
 from twinserve.sim.api.sweeps import sources_of
 from twinserve.sim.plan.limit import Limits as Found
 from twinserve.sim.plan.limit import find_limits
@@ -76,6 +76,7 @@ class Limits:
         return text_html(str(self).splitlines())
 
 
+@in_pythons_words
 def limit(
     slo: str,
     *,

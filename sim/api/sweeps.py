@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import pandas as pd
 
@@ -47,16 +47,21 @@ class Sweep:
     failures: pd.DataFrame
     axes: tuple[str, ...]
 
-    def plot(self, x: str | None = None, y: str | Sequence[str] = ()) -> Plot:
+    def plot(
+        self,
+        x: str | None = None,
+        y: str | Sequence[str] = (),
+        size: Literal["page", "column"] = "page",
+    ) -> Plot:
         """Numbers over one setting, a line for each combination of the others. x: a setting; y:
-        columns of `table`. Raises SettingsError."""
+        columns of `table`; size: `column` for one column of a paper. Raises SettingsError."""
         draw.check_x(self.axes, x)
         names = draw.choose_y(self.table, several(y))
         chosen = x or draw.choose_x(self.table, self.axes)
         if chosen is None:
             raise SettingsError("nothing varies in this sweep: there is no axis to draw over")
         said = f"{', '.join(names)} over {chosen}"
-        return Plot(plots.plot(self.table, self.axes, chosen, names), said)
+        return Plot(plots.plot(self.table, self.axes, chosen, names, size), said)
 
     def __repr__(self) -> str:
         lost = f", {len(self.failures)} failed" if len(self.failures) else ""

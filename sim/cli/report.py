@@ -14,6 +14,7 @@ def report(
     runs: Annotated[list[Path], Parameter(negative="")],
     *,
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    title: str | None = None,
     overwrite: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Write one self-contained HTML page about runs, sweeps, plans, comparisons and validations.
@@ -29,6 +30,8 @@ def report(
         page keeps their order.
     out: Path
         The .html file, or a folder for it.
+    title: str
+        Of the page, instead of what is in it.
     overwrite: bool
         Replace an existing page.
     """
@@ -42,5 +45,5 @@ def report(
                 progress.begin("report", 1 / total)
             progress.count(done, total, what)
 
-        page = write_report(runs, out, overwrite, piece)
+        page = write_report(runs, out, overwrite, piece, title)
     print(page)

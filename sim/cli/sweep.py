@@ -111,7 +111,8 @@ def sweep(
     executor: Literal["local", "ray"]
         Processes of this machine, or a Ray cluster: that of RAY_ADDRESS, else one of this machine.
     plot: list[str]
-        What to draw: x=load y=classes.rt.mean_ttft_ms,output_throughput; names as in table.csv.
+        What to draw: x=load y=classes.rt.mean_ttft_ms,output_throughput; names as in table.csv;
+        size=column for one column of a paper.
     retry_failed: bool
         Run failed runs again.
     any_version: bool
@@ -134,7 +135,7 @@ def sweep(
     check_count("--workers", workers)
     objectives = None if goodput is None else parse_goodput(goodput)
     options = metrics_options(objectives, warmup, None, percentiles)
-    x, names = parse_plot(plot or [])
+    x, names, size = parse_plot(plot or [])
     copies = parse_repeat(repeat, seeds)
     runs = runs_of_flags(config, params or [], grid or [], link_vars, copies, preset, config_file)
     check_x(axes_of(runs), x)
@@ -166,7 +167,7 @@ def sweep(
     except BaseException as ended:  # Ctrl-C or SIGTERM: what it says is what the user is told
         ended.args = (_RESUMABLE,)
         raise
-    _write(found, out, x, names, base)
+    _write(found, out, x, names, base, size)
 
 
 def runs_of_flags(
@@ -220,7 +221,12 @@ def _executor(kind: str, workers: int | None, count: int) -> Workers:
 
 
 def _write(
-    found: Sweep, out: Path, x: str | None, names: list[str], base: tuple[str, str] | None
+    found: Sweep,
+    out: Path,
+    x: str | None,
+    names: list[str],
+    base: tuple[str, str] | None,
+    size: str,
 ) -> None:
     """Tables, plots, and the printed table; SystemExit where a run failed."""
     from twinserve.sim.sweep import draw, output, plots
@@ -244,7 +250,7 @@ def _write(
             output.print_differences(compared, axes)
         chosen, drawn = x or draw.choose_x(table, axes), draw.choose_y(table, names)
         if chosen is not None and drawn:
-            plots.write_plots(out, plots.plot(table, axes, chosen, drawn))
+            plots.write_plots(out, plots.plot(table, axes, chosen, drawn, size))
     if len(failures):
         print(
             f"{len(failures)} of {len(found.runs)} runs failed, the first with: "

@@ -94,6 +94,7 @@ def validate(
     """
     from twinserve.backends.live.versions import LiveEngineError, installed_vllm
     from twinserve.sim.report.table import print_lines
+    from twinserve.sim.results.command import command
     from twinserve.sim.results.files import printed_runs
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.speculation import parse_speculation
@@ -113,6 +114,9 @@ def validate(
     check_limit(limit)
     if out is not None:
         check_folder(out, overwrite)
+    given = {name: getattr(config, name) for name in sorted(config.model_fields_set)}
+    given |= {"model": model, "repeats": repeats, "pace": pace, "weights": weights}
+    given |= {"dtype": dtype, "graphs": graphs, "engine_arg": engine_arg, "out": "again"}
     kept = KeptSteps(out)
     if "async_scheduling" not in config.model_fields_set:  # the live engine steps synchronously
         config = config.model_copy(update={"async_scheduling": False})
@@ -150,7 +154,8 @@ def validate(
             kept.keep,
         )
         if out is not None and found:
-            write_validation(out, found, failed, inputs, version, overwrite, kept.files)
+            said = command("twinserve validate", given)
+            write_validation(out, found, failed, inputs, version, overwrite, kept.files, said)
             kept.drop()
     if as_json:
         sys.stdout.write(printed_runs((v.spec.label, v.summary()) for v in found))

@@ -39,6 +39,12 @@ class Found:
     label: str
     given: Path
 
+    @property
+    def title(self) -> str:
+        """Of its chapter: `Plan night`, or `Plan` of a folder `plan`."""
+        kind = self.kind.capitalize()
+        return kind if self.label.lower() == self.kind else f"{kind} {self.label}"
+
 
 def find(paths: Iterable[str | os.PathLike]) -> list[Found]:
     """Everything in `paths`, in their order; in a folder by its place among runs of one command,

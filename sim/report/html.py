@@ -37,9 +37,10 @@ def write_report(
     out: str | os.PathLike,
     overwrite: bool = False,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    title: str | None = None,
 ) -> Path:
     """What is in `dirs`, at whatever depth, in `out`: an .html file, or a folder that gets
-    report.html. Returns the page.
+    report.html. title: of the page, instead of what is in it. Returns the page.
 
     Raises ResultsError for what cannot be read, a page that cannot be written, or one that is there
     already and `overwrite` is not set; the old page is whole then. progress(done, total, of what)
@@ -50,9 +51,11 @@ def write_report(
     if page.suffix.lower() not in (".html", ".htm"):
         page = page / "report.html"
     check_free(page, overwrite, ResultsError)
-    title, lines, parts = _read(found, progress)
+    what, lines, parts = _read(found, progress)
+    if title is not None:
+        lines = [what, *lines]
     try:
-        write_together([(page, render(title, lines, parts).encode())])
+        write_together([(page, render(title or what, lines, parts).encode())])
     except WorkloadError as error:
         raise ResultsError(worded(error)) from None
     return page
@@ -79,7 +82,7 @@ def _read(
         elif one.kind != "run":
             parts.append(others[one.folder / one.kind])
     title, counted = _title(found, of_runs[None]), _counted(found)
-    return title, [f"{counted}."] if title != counted else [], parts
+    return title, [f"{counted}."] * (len(found) > 1 and title != counted), parts
 
 
 def _title(found: Sequence[Found], runs: Sequence[Seen]) -> str:
@@ -88,7 +91,7 @@ def _title(found: Sequence[Found], runs: Sequence[Seen]) -> str:
         return " against ".join(named) if len(named) <= _SHOWN else f"{len(named)} runs"
     others = [one for one in found if one.kind != "run"]
     if len(others) == 1:
-        return f"{others[0].kind.capitalize()} {others[0].label}"
+        return others[0].title
     return _counted(found)
 
 

@@ -55,7 +55,7 @@ def limit_part(found: Found) -> Part:
     blocks += [note(line) for line in document["notices"]]
     blocks.append(table(document["table"]["head"], document["table"]["rows"]))
     blocks += [chart for chart in limit_charts(document) if chart.curves]
-    return Part(f"Limits {found.label}", tuple(blocks))
+    return Part(found.title, tuple(blocks))
 
 
 def limit_charts(document: Mapping) -> Iterator[Chart]:

@@ -3,6 +3,8 @@ intervals over seeds, bands for error bars of the step times. Pages and plot fil
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,6 +50,30 @@ def cell_of(value: object) -> str:
     return "" if pd.isna(value) else text_of(value)
 
 
+def with_digits(mean: float, half: float, digits: int = 3) -> str:
+    """`12.3 ± 0.4`: the value with the decimals of its interval, which has two significant digits
+    or is a whole number; with `digits` significant ones where there is no interval."""
+    if not np.isfinite(mean):
+        return "-"
+    if not np.isfinite(half):
+        short = f"{mean:.{digits}g}"
+        return f"{mean:,.0f}" if abs(mean) >= 10**digits or "e+" in short else short
+    if not half:
+        return f"{with_digits(mean, np.nan, digits)} ± 0"
+    decimals = min(max(1 - math.floor(math.log10(half)), 0), 9)
+    return f"{mean:,.{decimals}f} ± {half:,.{decimals}f}"
+
+
+def with_own_names(table: pd.DataFrame) -> pd.DataFrame:
+    """Policies and routers of files by their classes, `Mine:chunk=64`, where these differ."""
+    found = table.copy(deep=False)
+    for name in {"policy", "router"} & set(table):
+        short = table[name].map(lambda text: re.sub(r"^.+\.py:(?=[^:]+)", "", text_of(text)))
+        if short.nunique() == table[name].nunique():
+            found[name] = short
+    return found
+
+
 def values(table: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
     """(mean, half width) of each combination; the latter 0 where one seed says nothing of it."""
     if name not in table or f"{name}{CI}" not in table:
@@ -60,6 +86,7 @@ def over(
     table: pd.DataFrame, axes: Sequence[str], x: str, name: str, along: str | None = None
 ) -> Chart:
     """A number over a setting; or over another number of `table`, in lines along a setting."""
+    table = with_own_names(table)
     title, unit = label(name)
     lines = names_of(table, told_by(table, [one for one in axes if one not in (x, along)]))
     whole = names_of(table, axes)

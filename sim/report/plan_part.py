@@ -154,7 +154,7 @@ def plan_part(found: Found) -> Part:
             blocks.append(folded(f"to start {_name(row, rows)}", [lines]))
     blocks += _day(document.get("day"))
     blocks += [heading("To run it again"), listing(again(question))]
-    return Part(f"Plan {found.label}", tuple(blocks))
+    return Part(found.title, tuple(blocks))
 
 
 def _prices(prices: Sequence[Mapping]):

@@ -35,16 +35,19 @@ img,svg{{max-width:100%;width:100%;height:auto}}
 table{{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:14px}}
 th,td{{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid var(--grid);
   vertical-align:top}}
-td{{white-space:nowrap}}
 th:first-child,td:first-child{{text-align:left}}
 tr.section td{{font-weight:600;padding-top:12px}}
 td.best{{font-weight:600;color:var(--good)}}
-.settings td,.settings th{{text-align:left;white-space:normal;overflow-wrap:anywhere;
-  min-width:90px}}
+.settings td,.settings th{{text-align:left;overflow-wrap:anywhere;min-width:90px}}
 .note{{background:var(--note);padding:6px 10px;border-radius:4px;color:var(--on-note)}}
-pre{{background:var(--soft);padding:10px;overflow:auto;font-size:12px}}
+pre{{background:var(--soft);padding:10px;font-size:12px;white-space:pre-wrap;
+  overflow-wrap:anywhere}}
 summary{{cursor:pointer;padding:4px 0}}
+h2,h3{{break-after:avoid}}
+figure,tr,li{{break-inside:avoid}}
 @media (max-width:600px){{body{{margin:12px auto;padding:0 10px}}th,td{{padding-right:10px}}}}
+@media print{{body{{max-width:none;margin:0;font-size:10pt}}nav,summary,noscript{{display:none}}
+  .wide{{overflow:visible}}table{{font-size:7pt}}th,td{{padding-right:5px}}}}
 """.strip()
 
 # Each chart is drawn from the JSON beside it; ink and grid are those of the page, now and when the

@@ -14,7 +14,16 @@ from twinserve.errors import worded
 from twinserve.sim.report.chart import Chart
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.metric_names import label
-from twinserve.sim.report.over import CI, cell_of, is_number, names_of, over, values
+from twinserve.sim.report.over import (
+    CI,
+    cell_of,
+    is_number,
+    names_of,
+    over,
+    values,
+    with_digits,
+    with_own_names,
+)
 from twinserve.sim.report.page import Block, Html, Part, folded, listing, note, paragraph, table
 from twinserve.sim.report.run_charts import pareto
 from twinserve.sim.results.checked import Shape
@@ -56,6 +65,7 @@ def sweep_part(found: Found) -> Part:
         blocks.append(note("No run of this sweep has completed."))
     else:
         axes = _checked(means, found.folder / "table.csv")
+        means = with_own_names(means)
         blocks.append(paragraph(_repeated(document, len(means), len(seeds))))
         if _COPIES in means and means[_COPIES].any():
             blocks.append(
@@ -68,7 +78,7 @@ def sweep_part(found: Found) -> Part:
         blocks.append(note(f"{len(failures)} runs failed."))
         blocks.append(folded("failed runs", [table(list(failures.columns), rows)]))
     blocks += _again(document)
-    return Part(f"Sweep {found.label}", tuple(blocks))
+    return Part(found.title, tuple(blocks))
 
 
 def _repeated(document: Mapping, combinations: int, seeds: int) -> str:
@@ -123,17 +133,11 @@ def _table(means: pd.DataFrame, axes: Sequence[str]) -> Html:
         cells = [cell_of(means[name].iloc[i]) for name in axes]
         for name, _ in known:
             mean, half = (column[i] for column in columns[name])
-            cells.append(_short(mean, 4) + (f" ± {_short(half, 2)}" if half else ""))
+            cells.append(with_digits(mean, half or np.nan, 4))
         if verdict in means:
             cells.append(cell_of(means[verdict].iloc[i]))
         rows.append(cells)
     return table(head, rows)
-
-
-def _short(value: float, digits: int) -> str:
-    if not np.isfinite(value):
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def _charts(means: pd.DataFrame, axes: Sequence[str]) -> Iterator[Chart]:

@@ -78,7 +78,7 @@ _POLICY = Shape(
 _VALIDATION = Shape(
     "object",
     needed={"vllm": _TEXT, "policies": Shape("list", rest=_POLICY)},
-    known={"failed": Shape("object", rest=_TEXT), "config": Shape("object")},
+    known={"failed": Shape("object", rest=_TEXT), "config": Shape("object"), "again": _TEXT},
 )
 _STEPS = ("predicted_s", "measured_s", "prefill_tokens")
 _DRAWN = 1_500  # steps of a scatter; more cannot be told apart
@@ -111,7 +111,7 @@ def comparison_part(found: Found) -> Part:
     blocks += [c for c in (*_measured_curves(document), *_measured_windows(document)) if c.curves]
     if document.get("again"):
         blocks += [heading("To run it again"), listing(document["again"])]
-    return Part(f"Comparison {found.label}", tuple(blocks))
+    return Part(found.title, tuple(blocks))
 
 
 def _measured_curves(document: Mapping) -> Iterator[Chart]:
@@ -199,7 +199,9 @@ def validation_part(found: Found, runs: Sequence[Seen]) -> Part:
         blocks += runs_part(runs).blocks
     settings = [listing(dump_json(document.get("config", {})))]
     blocks.append(folded("settings of the validation", settings))
-    return Part(f"Validation {found.label}", tuple(blocks))
+    if document.get("again"):
+        blocks += [heading("To run it again"), listing(document["again"])]
+    return Part(found.title, tuple(blocks))
 
 
 def _percent(value: float | None) -> str:

@@ -18,10 +18,10 @@ DEFAULT_Y = (
 )
 
 
-def parse_plot(texts: Sequence[str]) -> tuple[str | None, list[str]]:
-    """`x=SETTING y=NAME[,NAME...]`: setting and names, None and none where not given. Raises
-    SettingsError."""
-    x, y = None, []
+def parse_plot(texts: Sequence[str]) -> tuple[str | None, list[str], str]:
+    """`x=SETTING y=NAME[,NAME...] size=column`: setting, names, and the size of a panel; None, none
+    and `page` where not given. Raises SettingsError."""
+    x, y, size = None, [], "page"
     for text in texts:
         key, _, value = text.partition("=")
         names = [name.strip() for name in value.split(",") if name.strip()]
@@ -29,9 +29,11 @@ def parse_plot(texts: Sequence[str]) -> tuple[str | None, list[str]]:
             x = names[0].replace("-", "_")
         elif key == "y" and names:
             y += names
+        elif key == "size" and names in (["page"], ["column"]):
+            size = names[0]
         else:
-            raise SettingsError(f"--plot {text}: write x=SETTING and y=NAME,NAME,...")
-    return x, y
+            raise SettingsError(f"--plot {text}: write x=SETTING, y=NAME,NAME,... or size=column")
+    return x, y, size
 
 
 def check_x(axes: Sequence[str], wanted: str | None) -> None:

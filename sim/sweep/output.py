@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twinserve.errors import worded
+from twinserve.sim.report.over import with_digits, with_own_names
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.paths import text_of
@@ -35,7 +36,7 @@ from twinserve.sim.sweep.combinations import NAME, Run
 from twinserve.sim.sweep.one import HALF, HIGH, LOW, NOTICES, REQUESTS
 from twinserve.sim.sweep.points import KEPT, Kept
 from twinserve.sim.sweep.repeats import Repeat
-from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.sim.sweep.statistics import over_seeds
 from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import write_atomically
 
@@ -233,6 +234,7 @@ def print_seed_table(
         console.width = max(console.width, _WIDEST)
     known = {name: head for name, head in COLUMNS.items() if name in table}
     known |= {name: name for name in values if name in table and name not in known}
+    table = with_own_names(table)
     axes = [name for name in axes if table[name].nunique(dropna=False) > 1] or axes
     printed = Table(box=None, pad_edge=False)
     for name in axes:
@@ -245,7 +247,9 @@ def print_seed_table(
         cells = [text_of(row[name]) if pd.notna(row[name]) else "" for name in axes]
         for name in known:
             there = pd.notna(row[name])
-            cells.append(shown(row[name], row[f"{name}_ci"]) + _bar(row, name) if there else "-")
+            cells.append(
+                with_digits(row[name], row[f"{name}_ci"]) + _bar(row, name) if there else "-"
+            )
         if VERDICT in table:
             said = row[VERDICT] if pd.notna(row[VERDICT]) else "-"
             for verdict, word in _QUEUES.items():
@@ -273,7 +277,7 @@ def print_differences(found: pd.DataFrame, axes: Sequence[str], console=None) ->
         printed.add_column(COLUMNS.get(name, name), justify="right")
     for keys, rows in found.groupby(axes, sort=False, dropna=False):
         cells = {
-            row["number"]: f"{shown(row['difference'], row['ci'])}"
+            row["number"]: f"{with_digits(row['difference'], row['ci'])}"
             + (" *" if row["verdict"] == "significant" else "  ")
             for row in rows.to_dict("records")
         }
@@ -292,4 +296,4 @@ def _bar(row: Mapping[str, Any], name: str) -> str:
     """` [11.2, 14.9]` where a number has an error bar."""
     if f"{name}{LOW}" not in row or pd.isna(row[f"{name}{LOW}"]):
         return ""
-    return f" [{shown(row[name + LOW], np.nan)}, {shown(row[name + HIGH], np.nan)}]"
+    return f" [{with_digits(row[name + LOW], np.nan)}, {with_digits(row[name + HIGH], np.nan)}]"

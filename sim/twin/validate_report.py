@@ -47,9 +47,11 @@ def write_validation(
     version: str,
     overwrite: bool = False,
     kept: Sequence[Path] = (),
+    again: str = "",
 ) -> Path:
     """Write everything, or nothing. failed: label -> why there is nothing of that policy; kept:
-    files of single runs' steps, which are copied into a folder of their own."""
+    files of single runs' steps, which are copied into a folder of their own; again: the command
+    that validates once more, if there is one."""
     out = resolved(out)
     check_folder(out, overwrite)
     names = folders(validation.spec.label for validation in found)
@@ -60,6 +62,7 @@ def write_validation(
             "profile": inputs.hardware.profile.model_dump(mode="json"),
             "policies": [validation.summary() for validation in found],
             "failed": failed,
+            "again": again,
         }
         (partial / MARKER).write_text(dump_json(document, MARKER), encoding="utf-8")
         (partial / "validation.md").write_text(page(found, version, failed), encoding="utf-8")
