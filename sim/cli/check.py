@@ -224,14 +224,14 @@ def _believed(found: ServerFit, predicted: Sequence[RunResult], at: str) -> str:
 
 def _table(rows: Sequence[Row], at: str) -> list[str]:
     from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
-    from twinserve.sim.results.options import spoken
+    from twinserve.sim.twin.compare_report import timed
 
     lines = [f"{'':>22}{'measured':>12}{'simulated':>12}{'at ' + at:>12}   low to high"]
     for row in rows:
         seconds = row.metric in SECONDS
 
         def show(value: float, seconds: bool = seconds) -> str:
-            return spoken(float(f"{value:.3g}")) if seconds else f"{value:,.4g}"
+            return timed(value) if seconds else f"{value:,.4g}"
 
         now, then, *others = row.simulated
         ends = f"{show(min(then, *others))} to {show(max(then, *others))}"

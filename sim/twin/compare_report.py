@@ -93,7 +93,7 @@ def _of_run(found: Comparison, number: int, run: Served) -> Iterator[str]:
         apart = compare.distance(metric, found.measured, run)
         if apart is not None:
             yield (
-                f"{run.name}: {METRIC_NAMES[metric]} is furthest apart at {_time(apart.seconds)}: "
+                f"{run.name}: {METRIC_NAMES[metric]} is furthest apart at {timed(apart.seconds)}: "
                 f"{apart.measured:.0%} measured are at or below it, {apart.simulated:.0%} simulated"
             )
     window = compare.parting(found.windows, number)
@@ -101,7 +101,7 @@ def _of_run(found: Comparison, number: int, run: Served) -> Iterator[str]:
         yield (
             f"{run.name}: parts from the measurement first in {window.start_s:,.4g} .. "
             f"{window.end_s:,.4g} s, by {METRIC_NAMES[window.metric]}: mean "
-            f"{_time(window.simulated[number])}, measured {_time(window.measured)} "
+            f"{timed(window.simulated[number])}, measured {timed(window.measured)} "
             f"({window.requests} requests)"
         )
     elif found.windows:
@@ -139,11 +139,15 @@ def verdict(found: Comparison, number: int) -> str:
 
 
 def _shown(row: Row, value: float) -> str:
-    return _time(value) if row.metric in SECONDS else f"{value:,.4g}"
+    return timed(value) if row.metric in SECONDS else f"{value:,.4g}"
 
 
-def _time(seconds: float) -> str:
-    return spoken(float(f"{seconds:.3g}"))
+def timed(seconds: float) -> str:
+    """Three digits of a time: 25.3 s, 13.0 ms."""
+    value, unit = spoken(float(f"{seconds:.3g}")).split(" ")
+    return (
+        f"{float(value):#.3g}".rstrip(".") + f" {unit}" if float(value) < 1000 else spoken(seconds)
+    )
 
 
 def check_target(out: Path, overwrite: bool) -> None:
