@@ -145,9 +145,8 @@ def _shown(row: Row, value: float) -> str:
 def timed(seconds: float) -> str:
     """Three digits of a time: 25.3 s, 13.0 ms."""
     value, unit = spoken(float(f"{seconds:.3g}")).split(" ")
-    return (
-        f"{float(value):#.3g}".rstrip(".") + f" {unit}" if float(value) < 1000 else spoken(seconds)
-    )
+    digits = f"{float(value):#.3g}".rstrip(".") if float(value) < 1000 else value
+    return f"{digits} {unit}"
 
 
 def check_target(out: Path, overwrite: bool) -> None:

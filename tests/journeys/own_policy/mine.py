@@ -1,4 +1,4 @@
-"""The request whose first token is due first; written against the guide, with a slip in line 19."""
+"""The request whose first token is due first; written against the guide, with a slip in line 20."""
 
 import numpy as np
 
