@@ -32,6 +32,25 @@ def production_stack(doc: Map, where: str) -> list[Found]:
     return found
 
 
+def vllm_chart(doc: Map, where: str) -> list[Found]:
+    """The server of vLLM's own chart (`examples/online_serving/chart-helm`)."""
+    image = part(doc, "image")
+    name = f"{image.get('repository')}:{image.get('tag')}"
+    gpus = part(doc, "resources", "limits").get("nvidia.com/gpu")
+    found = of_container(words_of(image.get("command"), image.line), [], {}, name)
+    models = tuple(map(str, doc.get("gpuModels") or ()))
+    return [
+        Found(
+            one,
+            "values of vLLM's chart",
+            replicas=count(doc.get("replicaCount"), where, "replicaCount"),
+            gpus=count(gpus, where, "nvidia.com/gpu", 0),
+            labels=[("gpuModels", models)] if models else [],
+        )
+        for one in found
+    ]
+
+
 def _stack_model(model: Map, spec: Map, where: str) -> Found:
     config, ray = part(model, "vllmConfig"), part(model, "raySpec")
     with_ray = bool(ray and ray.get("enabled", True))

@@ -65,12 +65,17 @@ def launches(
     text: str, env: Mapping[str, str], line: int = 1, defaults: list[str] | None = None
 ) -> list[Launch]:
     """The servers that a script starts."""
-    commands = read_shell(text, env, line, defaults)
-    return [found for command in commands for found in of_command(command, defaults)]
+    return of_commands(read_shell(text, env, line, defaults), defaults)
 
 
-def of_command(command: Command, defaults: list[str] | None = None) -> list[Launch]:
-    return of_words(command.words, command.env, None, defaults)
+def of_commands(commands: list[Command], defaults: list[str] | None = None) -> list[Launch]:
+    """Of those that run; where these start no server, of the others."""
+    for runs in (True, False):
+        chosen = [command for command in commands if command.runs == runs]
+        found = [of_words(one.words, one.env, None, defaults) for one in chosen]
+        if any(found):
+            return [launch for launches in found for launch in launches]
+    return []
 
 
 def of_words(

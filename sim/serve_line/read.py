@@ -14,17 +14,18 @@ from twinserve.sim.serve_line.found import Beside, Found, one_server
 from twinserve.sim.serve_line.launch import (
     Launch,
     launches,
-    of_command,
+    of_commands,
     pinned_release,
     release_of_image,
 )
 from twinserve.sim.serve_line.server import Server, server_of
 from twinserve.sim.serve_line.shell import read_shell
 from twinserve.sim.serve_line.words import ServeLineError, Word, line_of
-from twinserve.sim.serve_line.yaml_lines import Map, documents
+from twinserve.sim.serve_line.yaml_lines import Map, documents, part
 
 _FALSE_COUNTS = (0, 28, 0)  # from here on `key: false` of --config is --no-key
 _FILE = re.compile(r"\S+\.(?:sh|ya?ml|service|container|env|tpl|txt|json)|\S*[Dd]ockerfile")
+_SLURM = re.compile(r"(?m)^#SBATCH\s+--(gres|gpus-per-node|nodes)[= ](\S+)")
 _MOST_BYTES = 4_000_000
 
 
@@ -131,18 +132,26 @@ def _looks_like_yaml(text: str) -> bool:
 
 def _of_script(text: str, where: str, beside: Beside) -> tuple[list[Found], str, Beside]:
     defaults: list[str] = []
-    commands = read_shell(text, {}, 1, defaults)
+    if where.lower().endswith((".bat", ".cmd", ".ps1")):
+        text = re.sub(r"[\^`]\r?\n", "\\\n", text)  # lines that go on
+    slurm = dict(_SLURM.findall(text))
+    kind, _, number = slurm.get("gres", "").removeprefix("gpu:").rpartition(":")
+    number = slurm.get("gpus-per-node", number).rpartition(":")[2]
+    known = {"SLURM_GPUS_ON_NODE": number, "SLURM_NNODES": slurm.get("nodes", "1")}
+    commands = read_shell(text, known if number else {}, 1, defaults)
     one_line = len(text.strip().splitlines()) == 1
     found = [
         Found(launch, "one line" if one_line else "shell script", defaults=defaults)
-        for command in commands
-        for launch in of_command(command, defaults)
+        for launch in of_commands(commands, defaults)
     ]
-    if any(of_command(command) for command in commands if command.looped):
+    if of_commands([command for command in commands if command.looped]):
         found[0].warnings.append("a loop: one of the servers that it starts")
     if found:
         for one in found:
             one.release = pinned_release(text)
+            one.gpus = int(number) if number.isdigit() else one.gpus
+            one.labels = [("--gres", (kind,))] if kind else []
+            one.launch.env = {k: v for k, v in one.launch.env.items() if k not in known}
         written = {c.into: c.here[0] for c in commands if c.into and c.here}
         return found, "server", lambda name: written.get(name) or beside(name)
     for command in commands:
@@ -160,7 +169,10 @@ def _of_yaml(
     text: str, where: str, beside: Beside, first: int = 1
 ) -> tuple[list[Found], str, Beside]:
     docs = [doc for doc in documents(text, where, first) if isinstance(doc, Map)]
+    docs = [part(doc, "spec", "values") or doc for doc in docs]  # of a HelmRelease
     doc: Any = docs[0] if docs else {}
+    if isinstance(part(doc, "image").get("command"), list):
+        return charts.vllm_chart(doc, where), "server", beside
     if "servingEngineSpec" in doc:
         return charts.production_stack(doc, where), "model", beside
     if "modelArtifacts" in doc:

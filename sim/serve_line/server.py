@@ -12,6 +12,7 @@ from twinserve.profiles.kv_memory.releases import V1_ENGINE, Release, parse_rele
 from twinserve.sim.serve_line.argv import Given, Option, options, read_argv
 from twinserve.sim.serve_line.found import Found
 from twinserve.sim.serve_line.launch import release_of_image
+from twinserve.sim.serve_line.shell import BRANCH
 from twinserve.sim.serve_line.words import ServeLineError, find_line, lacking, line_of, plain
 
 # Environment: what changes time or memory, and why; then what does not.
@@ -163,9 +164,11 @@ def server_of(found: Found, where: str, asked: str | None = None) -> Server:
     _check_gpus(server, found)
     server.passed_over += found.passed
     server.warn += found.warnings
-    if found.defaults:
-        names = ", ".join(f"${{{name}}}" for name in dict.fromkeys(found.defaults))
-        server.warn.append(f"{names}: defaults taken")
+    for of_branch, said in enumerate(("defaults taken", "of several branches the first is taken")):
+        names = [n for n in dict.fromkeys(found.defaults) if n.startswith(BRANCH) == of_branch]
+        if names:
+            listed = ", ".join(f"${{{name.removeprefix(BRANCH)}}}" for name in names)
+            server.warn.append(f"{listed}: {said}")
     if found.role is not None:
         server.taken.append(("role", found.role, where))
     return server

@@ -4,7 +4,8 @@ gives to variables.
 Understood: quotes, line continuations, comments, assignments, arrays, `export`, here-documents,
 `$NAME`, `${NAME:-default}` and its kin, `$((A * B))`, functions with their arguments. What only a
 run would tell, such as `$(command)` or `${NAME%suffix}`, stays in its word as an expansion without
-a value. All branches are read; an assignment in one counts if the variable has no value yet.
+a value. Tests whose values are known choose a branch (`tests_of.py`). Of others all branches are
+read, and an assignment in one counts if the variable has no value yet.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from twinserve.sim.serve_line.tests_of import SHUTS, Blocks
 from twinserve.sim.serve_line.words import OPEN, Word, without_value
 
 Value = str | list[str]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^\]]*\])?(\+?)=", re.DOTALL)
 _DECLARES = {"export", "declare", "local", "readonly", "typeset"}
-_OPENS, _SHUTS = {"if", "for", "while", "until", "case", "select"}, {"fi", "done", "esac"}
 _SKIPPED = {"then", "else", "elif", "do", "{", "}", "!", "time", "if", "while", "until"}
 _BRACED = re.compile(
     r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(\[[@*0-9]+\])?(?:(:?[-=+?])(.*))?", re.DOTALL
 )
 _FUNCTION = re.compile(r"(?m)^[ \t]*(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)\s*\{")
-_TESTS = {"[", "[[", "test"}
+BRANCH = "|"  # before the name of a variable that branches give several values
 _DEEPEST = 4  # of functions that call each other
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod)
 
@@ -35,7 +36,7 @@ _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod)
 class Command:
     """words: expanded. env: variables that were exported so far, or stand before it. here: texts of
     its here-documents, with their lines. into: the file that it writes. looped: it stands in a
-    `for`."""
+    `for`. runs: no test before it says that it does not."""
 
     words: list[Word]
     env: dict[str, str]
@@ -43,12 +44,13 @@ class Command:
     here: list[Word] = field(default_factory=list)
     into: str = ""
     looped: bool = False
+    runs: bool = True
 
 
 @dataclass
 class _Variables:
     """values: `1`, `2` and `@` are the arguments of a function. defaults: variables whose value is
-    a default of an expansion."""
+    a default of an expansion, and those behind BRANCH."""
 
     values: dict[str, Value]
     exported: set[str]
@@ -96,7 +98,8 @@ def _called(reader: _Reader, functions: Mapping[str, Word], deep: int = 0) -> It
     for command in reader.commands():
         name = command.words[0] if command.words else ""
         if name == "shift":
-            taken = int(command.words[1]) if command.words[1:] else 1
+            said = command.words[1] if command.words[1:] else "1"
+            taken = int(said) if said.isdecimal() else 1
             _set_arguments(variables, _listed(variables.values.get("@", []))[taken:])
         elif name in functions and deep < _DEEPEST:
             before = dict(variables.values)
@@ -117,29 +120,31 @@ def _set_arguments(variables: _Variables, words: list[str]) -> None:
 class _Reader:
     def __init__(self, text: str, variables: _Variables, line: int) -> None:
         self.text, self.at, self.line, self.variables = text, 0, line, variables
+        self.ended = ""  # the sign that ended the last command
         self.pending: list[tuple[str, bool, Command]] = []  # here-documents to come
 
     def commands(self) -> Iterator[Command]:
-        within: list[str] = []  # what opened the blocks around a command
-        tested = False  # what follows happens if a test was true
+        blocks = Blocks()
         while self.at < len(self.text):
             command, assigned, first = self._command()
-            within += [first] * (first in _OPENS)
-            if first in _SHUTS and within:
-                within.pop()
-            command.looped = "for" in within
+            blocks.see(first, command.words, bool(command.words or assigned), self.ended)
+            command.looped, command.runs = blocks.in_loop, not blocks.passed_over
+            if not command.runs:
+                assigned = []
             variables = self.variables
             if not command.words or command.words[0] in _DECLARES:
                 declared = command.words[:1] == ["export"]
                 for name, value in assigned:
-                    if not ((within or tested) and variables.values.get(name)):
+                    before = variables.values.get(name)
+                    if blocks.sure or not before:
                         variables.values[name] = value
+                    elif before != value:
+                        variables.defaults.append(f"{BRANCH}{name}")
                     variables.exported |= {name} if declared else set()
                 if declared:
                     variables.exported.update(w for w in command.words[1:] if "=" not in w)
             else:
                 command.env = variables.env() | {k: _joined(v) for k, v in assigned}
-            tested = first in _TESTS or (tested and not command.words and not assigned)
             if command.words or command.here:
                 yield command
 
@@ -149,7 +154,7 @@ class _Reader:
         assigned: list[tuple[str, Value]] = []
         first = ""
         while self.at < len(self.text):
-            sign = self.text[self.at]
+            self.ended = sign = self.text[self.at]
             if sign == "\n":
                 self._newline()
                 break
@@ -179,7 +184,7 @@ class _Reader:
                 words = self._word()
                 raw = self.text[begins : self.at]
                 first = first or raw
-                if not command.words and raw in _SKIPPED | _SHUTS:
+                if not command.words and raw in _SKIPPED | SHUTS:
                     continue
                 if not command.words:
                     command.line = line
@@ -235,7 +240,7 @@ class _Reader:
             sign = self.text[self.at]
             if sign == "#":
                 self.at = _end(self.text.find("\n", self.at), self.text)
-            elif sign in " \t\r\n" or self.text.startswith("\\\n", self.at):
+            elif sign in " \t\r\n;|&(<>" or self.text.startswith("\\\n", self.at):
                 self.line += sign == "\n"
                 self.at += 1
             else:
