@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
 
-from twinserve.experiments.study.curves import panels
+from twinserve.experiments.study.curves import lines_of
 from twinserve.experiments.study.grid import Grid, Settings, Values, joined, windows
 from twinserve.experiments.study.off import BELIEFS, PARTS
 from twinserve.experiments.study.output import markdown_table
@@ -225,7 +224,7 @@ def changes(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)[columns]
 
 
-# -- text and plot ---------------------------------------------------------------------------------
+# -- text and plot --------------------------------------------------------------------------------
 def _lead(row, bounds: bool = True) -> str:
     numbers = (
         (row.lead, row.lead_low, row.lead_high)
@@ -310,63 +309,15 @@ def _change(row) -> str:
     return signed(row.change, row.change_ci, " points" if row.share else " %")
 
 
-def plot(canvas: Canvas, found: pd.DataFrame, points: pd.DataFrame) -> None:
-    """Leads of each setting and metric: grey as the profile is, and with each part too small and
-    too large."""
-    settings = list(dict.fromkeys(found.setting))
-    columns = max(found[found.setting == name].metric.nunique() for name in settings)
-    axes = panels(canvas, len(settings), columns, width=2.6, height=2.3)
-    for i, name in enumerate(settings):
-        mine = found[found.setting == name]
-        for j, (metric, table) in enumerate(mine.groupby("metric", sort=False)):
-            _dots(axes[i, j], table, metric, f"{name}: " if j == 0 else "")
-        for j in range(mine.metric.nunique(), columns):
-            axes[i, j].axis("off")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-
-
-def _dots(axes, table: pd.DataFrame, metric: str, before: str) -> None:
-    base = table[table.part == "none"].iloc[0]
-    parts = [part for part in dict.fromkeys(table.part) if part != "none"]
-    if np.isfinite(base.lead_low):
-        axes.axvspan(
-            100 * base.lead_low, 100 * base.lead_high, color="0.85", label="as it is, 95 %"
-        )
-    axes.axvline(0.0, color="black", linewidth=0.8)
-    for factor, colour, shift in ((FACTORS[0], "tab:blue", 0.15), (FACTORS[1], "tab:red", -0.15)):
-        mine = table[table.factor == factor].set_index("part").reindex(parts)
-        y = np.arange(len(parts))[::-1] + shift
-        error = 100 * np.nan_to_num([mine.lead - mine.lead_low, mine.lead_high - mine.lead])
-        axes.errorbar(
-            100 * mine.lead,
-            y,
-            xerr=error,
-            fmt="o",
-            color=colour,
-            markersize=3,
-            capsize=2,
-            label=f"x {factor:g}",
-        )
-    # an interval may go down to thousands where a lead is open
-    axes.set_xlim(left=max(axes.get_xlim()[0], -110.0))
-    axes.set_yticks(np.arange(len(parts))[::-1], parts, fontsize=7)
-    axes.tick_params(axis="x", labelsize=7)
-    axes.set_title(
-        f"{before}{metric}\nlead of {base.leader.partition(':')[0]}, "
-        f"{'points' if base.share else '%'}",
-        fontsize=7,
-    )
-    axes.grid(alpha=0.3, axis="x")
-
-
+# the leads over the factors, a line for each part of the profile that is off
+PLOT = lines_of("setting", {"lead": ("lead, % or points", 100.0)}, "factor", "part", split="metric")
 RUNS = joined(*map(grid, SETTINGS))
 STUDY = Study(
     "sensitivity",
     "",
     [
         Figure(
-            "leads", "leads with a profile that is off", RUNS, run, conclusions, plot, text=markdown
+            "leads", "leads with a profile that is off", RUNS, run, conclusions, PLOT, text=markdown
         ),
         Figure(
             "changes",

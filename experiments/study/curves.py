@@ -72,7 +72,10 @@ def grid(
     for i, (name, part, metric) in enumerate(rows):
         label, factor = metrics[metric]
         for j, value in enumerate(values):
-            lines(axes[i, j], part[part[column] == value], x, metric, series, looks, factor)
+            here = part[part[column] == value]
+            if here.empty:
+                axes[i, j].axis("off")
+            lines(axes[i, j], here, x, metric, series, looks, factor)
             finish(axes[i, j], metric)
             axes[0, j].set_title(title(value), fontsize=9)
             axes[-1, j].set_xlabel(xlabel or x)
