@@ -175,7 +175,8 @@ def test_a_quiet_run_without_ranges_carries_what_to_expect_of_its_step_times(wri
         assert found["prefill"]["source"] == expected.prefill.source
     words = ["-t", "fixed:400,20", "--requests", "5", "--rate", "20", "--json"]
     ended(simulate_main, [*words, "--profile", "gpt-oss-20b@h100"])
-    (found,) = json.loads(capsys.readouterr().out)["step_times"]
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    (found,) = run["step_times"]
     assert found["decode"]["error"] > 0.2 and "points of servers" in found["decode"]["source"]
     ended(main, ["report", str(written / "without"), "--out", str(written / "plain.html")])
     assert (
