@@ -115,26 +115,17 @@ def of_most(metric: str) -> float:
 
 def sentences() -> dict[str, list[str]]:
     """Page -> what stands in it, with the numbers of the kept errors."""
-    tpot, throughput, on_b200 = of_good("TPOT"), of_good("throughput"), of_gpt_on_b200()
+    throughput, on_b200 = of_good("throughput"), of_gpt_on_b200()
     llama = span(pd.concat([means("throughput", model=m)["size"] for m in (FP8, NVFP4)]))
     most = [text.split()[-1] for text in (throughput[0], llama, throughput[3])]
     return {
         PAGE: [
             f"Their mean errors are {all_good()} %. The other kinds are {others()} % off",
-            f"Qwen3-32B in 16 bits {tpot[0]} %, gpt-oss-120b on H100 and H200 {tpot[3]} %. "
-            f"Llama-3.1-70B has {tpot[1]} % in FP8 and {tpot[2]} % in NVFP4.",
-            f"Throughput: {throughput[0]} %, {throughput[1]} %, {throughput[2]} % and "
-            f"{throughput[3]} %.",
-            f"gpt-oss-120b are {span(means('TPOT', model=GPT, gpu='b200').error)} % too long",
             f"is off by {means('TTFT', model=FP8, gpu='h100', start=ONCE)['size'].iloc[0]} % on "
-            f"H100. On B200 TTFT is {error('TTFT', model=FP8, gpu='b200')} % short",
-            f"TPOT on H200 is {error('TPOT', model=GPT, gpu='h200')} % long on average, with the "
-            f"roofline {error('TPOT', 'roofline', model=GPT, gpu='h200')} % short",
+            "H100.",
             f"TPOT in FP8 is {error('TPOT', model=FP8, gpu='b200')} % long;",
-            f"In NVFP4 TPOT is {error('TPOT', model=NVFP4)} % short with tables and "
-            f"{error('TPOT', 'roofline', model=NVFP4)} % with the roofline",
-            f"is {error('TTFT', model=GPT, gpu=HOPPER)} % short on H100 and H200 with kernel "
-            f"tables, and that of Llama-3.1-70B on B200 "
+            f"On H100 and H200 TTFT of gpt-oss-120b is {error('TTFT', model=GPT, gpu=HOPPER)} % "
+            f"short, and that of Llama-3.1-70B on B200 "
             f"{error('TTFT', model=(FP8, NVFP4), gpu='b200')} %",
             "TPOT is {} % long on one GPU, {} % on two, {} % on four, {} % on eight".format(
                 *on_b200
