@@ -13,6 +13,9 @@ import textwrap
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 
 class MutationMisses(AssertionError):
@@ -55,12 +58,14 @@ class Mutation:
     rule     one of RULES
     witness  generator (its name in `scenarios`) and seed of a scenario in which the break must show
     edits    (path from the root to the object, method, old text, new text); "" is the root itself
+    setting  what else the run is, where a section of the table has several kinds
     """
 
     name: str
     rule: str
     witness: tuple[str, int]
     edits: tuple[tuple[str, str, str, str], ...]
+    setting: str = ""
 
     def apply(self, root: object) -> None:
         """Break the rule in this one `root` and the objects it owns."""
@@ -72,6 +77,18 @@ class Mutation:
             for part in path.split(".") if path else ():
                 owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
             rewrite_method(owner, method, edits)
+
+
+def mutations(section: str) -> tuple[Mutation, ...]:
+    """A section of mutations.yaml: paths are those from `OurScheduler` and the like, or from vLLM's
+    scheduler."""
+    table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    found = []
+    for row in table[section]:
+        generator, seed, *setting = row["witness"]
+        edits = tuple((*at.rpartition(".")[::2], old, new) for at, old, new in row["edits"])
+        found.append(Mutation(row["name"], row["rule"], (generator, seed), edits, *setting))
+    return tuple(found)
 
 
 # Every rule whose break the comparison must be shown to see, on either side.

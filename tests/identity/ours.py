@@ -80,6 +80,7 @@ class OurScheduler:
         self.ledger = self.stepper.core.ledger
         self._dense: dict[int, int] = {}
         if mutation is not None:
+            self.ledger._kernel = None  # it breaks the Python
             mutation.apply(self)
 
     def submit(

@@ -12,8 +12,8 @@ import dataclasses
 import pytest
 
 from tests.identity import scenarios
-from tests.identity.async_mutations import OUR_ASYNC_MUTATIONS, VLLM_ASYNC_MUTATIONS
 from tests.identity.compare import Report, run_identity
+from tests.identity.mutations import mutations
 from tests.identity.ours import OurScheduler
 from tests.identity.protocol import EngineSettings
 from tests.identity.real_scheduler import RealScheduler
@@ -91,7 +91,7 @@ def test_a_synchronous_engine_decides_otherwise():
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("newest")
-@pytest.mark.parametrize("mutation", OUR_ASYNC_MUTATIONS, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutation", mutations("ours_ahead"), ids=lambda m: m.name)
 def test_a_broken_rule_of_ours_is_caught(mutation):
     report = compare(*mutation.witness, lambda settings: OurScheduler(settings, mutation))
     assert report.mismatches == 1
@@ -99,7 +99,7 @@ def test_a_broken_rule_of_ours_is_caught(mutation):
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("newest")
-@pytest.mark.parametrize("mutation", VLLM_ASYNC_MUTATIONS, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutation", mutations("vllm_ahead"), ids=lambda m: m.name)
 def test_a_broken_rule_of_vllms_is_seen_in_the_decisions(mutation):
     report = compare(*mutation.witness, lambda settings: RealScheduler(settings, mutation=mutation))
     assert report.mismatches == 1

@@ -9,11 +9,11 @@ import pytest
 
 from tests.identity import scenarios
 from tests.identity.compare import COMPARED, difference, run_identity
-from tests.identity.mutations import RULES, Mutation, MutationMisses
+from tests.identity.mutations import RULES, Mutation, MutationMisses, mutations
 from tests.identity.protocol import EngineSettings, Observed
 from tests.identity.real_scheduler import RealScheduler
-from tests.identity.vllm_mutations import VLLM_MUTATIONS
 
+VLLM_MUTATIONS = mutations("vllm")
 STEP = Observed(
     scheduled={"a": 1, "b": 7},
     preempted=("d", "e"),

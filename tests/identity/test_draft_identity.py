@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.identity.compare import Report
-from tests.identity.draft_mutations import DRAFT_MUTATIONS
 from tests.identity.draft_run import REGIMES
 from tests.identity.draft_scenarios import drafted
 from tests.identity.drafts import DraftCounters, DraftedScheduler, OurDrafts, compare_drafts
+from tests.identity.mutations import mutations
 
 KEPT = Path(__file__).resolve().parents[2] / "docs" / "results" / "identity_drafts.json"
 # What each regime of the long run must have seen.
@@ -61,11 +61,9 @@ def test_decisions_with_drafts_are_those_of_vllm(asynchronous):
 @pytest.mark.nightly
 @pytest.mark.live
 @pytest.mark.usefixtures("newest")
-@pytest.mark.parametrize(
-    ("mutation", "witness"), DRAFT_MUTATIONS, ids=[m.name for m, _ in DRAFT_MUTATIONS]
-)
-def test_a_broken_rule_of_drafts_is_caught(mutation, witness):
-    scenario = drafted(witness.name, witness.seed, witness.asynchronous)
+@pytest.mark.parametrize("mutation", mutations("drafts"), ids=lambda m: m.name)
+def test_a_broken_rule_of_drafts_is_caught(mutation):
+    scenario = drafted(*mutation.witness, mutation.setting == "ahead")
     report, _ = compare_drafts(scenario, lambda settings: OurDrafts(settings, mutation))
     assert report.mismatches == 1
 

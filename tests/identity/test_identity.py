@@ -11,8 +11,7 @@ import pytest
 
 from tests.identity import scenarios
 from tests.identity.compare import Report, run_identity
-from tests.identity.mutations import RULES
-from tests.identity.our_mutations import OUR_MUTATIONS
+from tests.identity.mutations import RULES, mutations
 from tests.identity.ours import OurScheduler
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
@@ -87,7 +86,7 @@ def test_everything_at_once():
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("newest")
-@pytest.mark.parametrize("mutation", OUR_MUTATIONS, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutation", mutations("ours"), ids=lambda m: m.name)
 def test_a_broken_rule_of_ours_is_caught(mutation):
     generate, seed = mutation.witness
     scenario = getattr(scenarios, generate)(seed)
@@ -98,4 +97,4 @@ def test_a_broken_rule_of_ours_is_caught(mutation):
 
 
 def test_every_rule_of_ours_is_broken_once():
-    assert {mutation.rule for mutation in OUR_MUTATIONS} == set(RULES)
+    assert {mutation.rule for mutation in mutations("ours")} == set(RULES)

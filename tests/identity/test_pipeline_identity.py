@@ -10,7 +10,7 @@ import pytest
 
 from tests.identity import scenarios
 from tests.identity.compare import Report, run_identity
-from tests.identity.mutations import Mutation
+from tests.identity.mutations import Mutation, mutations
 from tests.identity.ours import OurScheduler
 from tests.identity.real_scheduler import RealScheduler
 from tests.parameters import mostly_nightly
@@ -102,61 +102,14 @@ def test_layers_lie_where_vllm_puts_them():
             assert layers_of_stages(layers, pp) == [end - start for start, end in bounds]
 
 
-_CORE = "stepper.core"
-BROKEN = (
-    Mutation(
-        "takes a dropped request back while its old batch is under way",
-        "resumption order",
-        ("preemption", 3),
-        ((_CORE, "complete", "if self.draining:", "if self.draining.clear():"),),
-    ),
-    Mutation(
-        "shows what a batch computes at its end",
-        "memory accounting",
-        ("partial_chunks", 5),
-        ((_CORE, "begin", "+= plan.tokens", "+= 0"),),
-    ),
-    Mutation(
-        "lets a request that waits for its batch keep those behind it waiting",
-        "waiting order",
-        ("partial_chunks", 5),
-        (("policy", "_admit_waiting", "continue", "break"),),
-    ),
-)
-
-BROKEN_AHEAD = (
-    Mutation(
-        "lets a request decode again in the next batch",
-        "decode order",
-        ("partial_chunks", 5),
-        ((_CORE, "plan", "+ self.stages <=", "+ 1 <="),),
-    ),
-    Mutation(
-        "finds blocks that a batch under way fills",
-        "prefix cache",
-        ("mixed", 4),
-        ((_CORE, "_text_tokens", "- self._batches[rows]", ""),),
-    ),
-    Mutation(
-        "takes a dropped request back while its token is under way",
-        "resumption order",
-        ("preemption", 3),
-        ((_CORE, "complete", "if self.draining:", "if self.draining.clear():"),),
-    ),
-)
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("mutation", "asynchronous"),
-    [*((one, False) for one in BROKEN), *((one, True) for one in BROKEN_AHEAD)],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_a_broken_rule_of_ours_is_caught(mutation, asynchronous):
+@pytest.mark.parametrize("mutation", mutations("pipeline"), ids=lambda m: f"{m.name} {m.setting}")
+def test_a_broken_rule_of_ours_is_caught(mutation):
     def broken(settings):
         return OurScheduler(settings, mutation)
 
-    report = compare(*mutation.witness, 4, make=broken, asynchronous=asynchronous)
+    ahead = mutation.setting == "ahead"
+    report = compare(*mutation.witness, 4, make=broken, asynchronous=ahead)
     assert report.mismatches == 1
 
 

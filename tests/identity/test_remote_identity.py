@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.identity.leases import LeasingReal, let_go
-from tests.identity.mutations import Mutation
+from tests.identity.mutations import mutations
 from tests.identity.protocol import EngineSettings
 from tests.identity.regimes import REGIMES, Regime, compare, wrong
 from tests.parameters import mostly_nightly
@@ -68,169 +68,18 @@ def test_what_is_kept_of_many_seeds_held_and_the_docs_say_so():
         assert f"| {' | '.join(map(str, row))} | {rarest}: {times:,} |\n" in page
 
 
-POLICY, CORE = "policy", "stepper.core"
-SYNCHRONOUS, AHEAD = Regime("decode", False), Regime("decode", True)
-FAILING, PREFILL_SIDE = Regime("decode", True, recompute=False), Regime("prefill", True)
-BROKEN = (
-    (
-        SYNCHRONOUS,
-        Mutation(
-            "loads take what prompts under way still need",
-            "admission check",
-            ("mixed", 1),
-            ((POLICY, "_fetch", " + self._still_needed(requests, ledger)", ""),),
-        ),
-    ),
-    (
-        SYNCHRONOUS,
-        Mutation(
-            "whoever loads takes a seat",
-            "waiting order",
-            ("mixed", 2),
-            (
-                (
-                    POLICY,
-                    "_has_seat",
-                    "len(self.running) <",
-                    "len(self.running) + len(self.fetching) <",
-                ),
-            ),
-        ),
-    ),
-    (
-        SYNCHRONOUS,
-        Mutation(
-            "others go before those whose KV has come",
-            "waiting order",
-            ("preemption", 1),
-            (
-                (
-                    POLICY,
-                    "_admit_waiting",
-                    "for row in self.fetching if row not in self._away",
-                    "for row in self.fetching if row not in self._away and not self.waiting",
-                ),
-            ),
-        ),
-    ),
-    (
-        SYNCHRONOUS,
-        Mutation(
-            "computes nothing after a load",
-            "last-token rule",
-            ("mixed", 1),
-            (
-                (
-                    CORE,
-                    "fetched",
-                    "requests.known_tokens(row) - 1",
-                    "requests.known_tokens(row) - 2",
-                ),
-            ),
-        ),
-    ),
-    (
-        SYNCHRONOUS,
-        Mutation(
-            "caches a prompt before it has come",
-            "hit rule",
-            ("mixed", 1),
-            (
-                (
-                    "ledger",
-                    "admit_remote",
-                    "return self._admit(row, tokens, hit_tokens, keep_free, 0)",
-                    "return self.admit(row, tokens, hit_tokens, keep_free, 0)",
-                ),
-            ),
-        ),
-    ),
-    (
-        SYNCHRONOUS,
-        Mutation(
-            "frees the blocks of who left before the load has landed",
-            "memory accounting",
-            ("mixed", 1),
-            ((CORE, "settle", "max(self._lands_s.get(row, now), now)", "now"),),
-        ),
-    ),
-    (
-        PREFILL_SIDE,
-        Mutation(
-            "gives nothing back",
-            "memory accounting",
-            ("preemption", 1),
-            ((CORE, "release", "self._released.append(row)", "pass"),),
-        ),
-    ),
-    (
-        PREFILL_SIDE,
-        Mutation(
-            "gives memory back at once",
-            "memory accounting",
-            ("preemption", 1),
-            (
-                (
-                    CORE,
-                    "complete",
-                    "self.kept.add(row)",
-                    "self.kept.add(row), self.ledger.free(row)",
-                ),
-            ),
-        ),
-    ),
-    (
-        AHEAD,
-        Mutation(
-            "preempts who is computed in the step under way",
-            "victim",
-            ("preemption", 1),
-            ((POLICY, "_grant_one_by_one", "in self._computing", "in ()"),),
-        ),
-    ),
-    (
-        AHEAD,
-        Mutation(
-            "gives back at once what the step under way still writes",
-            "memory accounting",
-            ("partial_chunks", 1),
-            ((CORE, "settle", "self.policy.traits.loads_kv and", "False and"),),
-        ),
-    ),
-    (
-        FAILING,
-        Mutation(
-            "keeps the memory of a request whose load has failed",
-            "memory accounting",
-            ("preemption", 1),
-            ((CORE, "fetched", "self._lands_s.pop(row, None)", "pass"),),
-        ),
-    ),
-    (
-        PREFILL_SIDE,
-        Mutation(
-            "hands over a prompt that was preempted as it ended",
-            "memory accounting",
-            ("priority", 2),
-            ((CORE, "plan", "if self.hands_over and self.under_way", "if False"),),
-        ),
-    ),
-    (
-        PREFILL_SIDE,
-        Mutation(
-            "renews a lease for longer",
-            "memory accounting",
-            ("preemption", 1),
-            (("due", "begin", "LEASE_S * 2 / 3", "LEASE_S * 3 / 4"),),
-        ),
-    ),
-)
+SETTINGS = {
+    "synchronous": Regime("decode", False),
+    "ahead": Regime("decode", True),
+    "failing": Regime("decode", True, recompute=False),
+    "prefill": Regime("prefill", True),
+}
 
 
 @pytest.mark.nightly
 @pytest.mark.live
 @pytest.mark.usefixtures("newest")
-@pytest.mark.parametrize(("regime", "mutation"), BROKEN, ids=lambda v: getattr(v, "name", ""))
-def test_a_broken_hand_over_is_caught(regime, mutation):
-    report, _ = compare(regime, *mutation.witness, mutation)
+@pytest.mark.parametrize("mutation", mutations("remote"), ids=lambda m: m.name)
+def test_a_broken_hand_over_is_caught(mutation):
+    report, _ = compare(SETTINGS[mutation.setting], *mutation.witness, mutation)
     assert report.mismatches == 1

@@ -10,7 +10,7 @@ import pytest
 
 from tests.identity import scenarios
 from tests.identity.compare import Report, run_identity
-from tests.identity.mutations import Mutation
+from tests.identity.mutations import mutations
 from tests.identity.ours import OurScheduler
 from tests.parameters import mostly_nightly
 
@@ -77,31 +77,9 @@ def test_prefixes_of_those_who_left_are_found(asynchronous):
     assert report.withdrawn_running > 20 and report.evictions > 10_000 and report.hit_tokens > 0
 
 
-BROKEN = (
-    Mutation(
-        "keeps those who left in the queue",
-        "waiting order",
-        ("preemption", 3),
-        (("policy.waiting", "remove", "self._rows.remove(row)", "pass"),),
-    ),
-    Mutation(
-        "keeps the memory of those who left",
-        "memory accounting",
-        ("preemption", 3),
-        (("stepper.core", "settle", "self.ledger.free(row)", "pass"),),
-    ),
-    Mutation(
-        "lets those who left wait for the step after the next",
-        "memory accounting",
-        ("mixed", 3),
-        (("stepper.core", "plan", "self.settle(now)", "plan_after = self.settle"),),
-    ),
-)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("mutation", BROKEN, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutation", mutations("withdrawals"), ids=lambda m: m.name)
 def test_a_broken_withdrawal_is_caught(mutation, asynchronous):
     report = compare(
         *mutation.witness, asynchronous, lambda settings: OurScheduler(settings, mutation)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.identity.mutations import RULES, MutationMisses
-from tests.identity.our_mutations import OUR_MUTATIONS
+from tests.identity.mutations import RULES, MutationMisses, mutations
 from tests.identity.protocol import EngineSettings
 from tests.live.engine import LiveEngine, Output
 from tests.live.replay import first_mismatch
@@ -98,7 +97,7 @@ def test_every_decision_is_ours(live, record_testsuite_property, capsys):
 def test_a_broken_rule_of_ours_would_show(live):
     policy = live.recording.settings.policy
     caught = set()
-    for mutation in OUR_MUTATIONS:
+    for mutation in mutations("ours"):
         try:
             caught |= {mutation.rule} if first_mismatch(live.recording, mutation) else set()
         except MutationMisses:
