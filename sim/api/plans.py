@@ -18,16 +18,16 @@ from twinserve.sim.api.plots import Plot
 from twinserve.sim.api.settings import EngineSettings, check_names, in_pythons_words, several
 from twinserve.sim.plan.candidates import GPUS, TP
 from twinserve.sim.plan.document import described
-from twinserve.sim.plan.planner import LEAD_S, MOST_GPUS, PEAK_S, Question, make_plan
 from twinserve.sim.plan.planner import Plan as Found
+from twinserve.sim.plan.planner import make_plan
 from twinserve.sim.plan.prices import Prices, load_prices
+from twinserve.sim.plan.question import LEAD_S, MOST_GPUS, PEAK_S, question_of
 from twinserve.sim.plan.show import print_plan
 from twinserve.sim.plan.waves import WAVE
 from twinserve.sim.report.plan_part import plan_charts
 from twinserve.sim.report.static import drawn
 from twinserve.sim.report.table import text_console
 from twinserve.sim.results.files import plain
-from twinserve.sim.serve_line.settings import stated
 from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError
 from twinserve.sim.sweep.executors import at_work, check_count, local
 
@@ -138,41 +138,19 @@ def plan(
 
     Everything else as `twinserve plan` has it (docs/plan.md). Raises TwinserveError.
     """
+    given = dict(locals())
     check_count("workers", workers)
     _check_kinds("a name or a path", (str, os.PathLike), model=model or "", trace=trace)
     _check_kinds("a name", str, gpus=gpus, policy=policy, router=router, slo=slo)
     _check_kinds("a whole number", Integral, tp=tp, seeds=seeds, most_gpus=most_gpus, pool=pool)
     _check_kinds("a number", Real, grow=grow, peak=peak, lead=lead)
     check_names(engine, EngineSettings.__annotations__)
-    settings: dict[str, Any] = dict(engine)
-    if from_vllm is not None:
-        named = None if model is None else os.fspath(model)
-        model, settings, _ = stated(os.fspath(from_vllm), named, settings)
-    if model is None:
-        raise SettingsError("no model; give one, or a server's command line as from_vllm")
-    question = Question(
-        model=os.fspath(model),
-        traces=tuple(os.fspath(one) for one in several(trace)),
-        slo=slo,
-        gpus=tuple(several(gpus)),
-        tp=tuple(several(tp)),
-        policies=tuple(several(policy)),
-        routers=tuple(several(router)),
-        settings=settings,
-        grow=grow,
-        rate=rate,
-        peak_s=peak,
-        lead_s=lead,
-        draws=seeds,
-        most_gpus=most_gpus,
-        all_sizes=all_sizes,
-        pool=pool,
-        survive=survive,
-        on_failure=on_failure,
-        detection_s=detection,
-        prefill_decode=prefill_decode,
-        prices=None if prices is None else os.fspath(prices),
-    )
+    for name in ("model", "from_vllm", "prices"):
+        given[name] = None if given[name] is None else os.fspath(given[name])
+    for name in ("gpus", "tp", "policy", "router"):
+        given[name] = several(given[name])
+    given["trace"] = [os.fspath(one) for one in several(trace)]
+    question, _ = question_of(given, engine)
     table = load_prices(None if prices is None else Path(prices))
     with at_work(local(workers, WAVE)) as processes:
         found = make_plan(question, table, processes, progress)

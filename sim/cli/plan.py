@@ -175,9 +175,11 @@ def plan(
     quiet: bool
         No progress.
     """
+    given = dict(locals())
     from twinserve.sim.plan.document import described
-    from twinserve.sim.plan.planner import Question, make_plan
+    from twinserve.sim.plan.planner import make_plan
     from twinserve.sim.plan.prices import load_prices
+    from twinserve.sim.plan.question import SETTINGS, question_of
     from twinserve.sim.plan.show import print_plan
     from twinserve.sim.plan.start import emitted_file, script
     from twinserve.sim.plan.waves import WAVE
@@ -189,53 +191,12 @@ def plan(
     check_count("--workers", workers)
     if emit is not None and out is None:
         raise SettingsError("--emit writes a file into the results; say where with --out")
-    given = {
-        "format": format,
-        "columns": columns,
-        "step_times": step_times,
-        "front_end": front_end,
-        "kv_cache_dtype": kv_cache_dtype,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "engine_version": engine_version,
-        "enforce_eager": enforce_eager,
-        "max_model_len": max_model_len,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "async_scheduling": async_scheduling,
-    }
-    if from_vllm is not None:
-        from twinserve.sim.serve_line.settings import stated
-
-        said = {name: one for name, one in given.items() if one != getattr(_DEFAULTS, name)}
-        model, said, lines = stated(from_vllm, model, said)
-        given |= said
-        if not (quiet or as_json):
-            print("\n".join(lines), file=sys.stderr)
-    if model is None:
-        raise SettingsError("no model; give --model, or a server's command line with --from-vllm")
-    question = Question(
-        model=model,
-        traces=tuple(trace),
-        slo=slo,
-        gpus=tuple(_list("gpus", gpus)),
-        tp=tuple(_counts("tp", tp)),
-        policies=tuple(policy or ("vllm",)),
-        **({"routers": tuple(router)} if router else {}),
-        settings=given,
-        grow=grow,
-        rate=rate,
-        peak_s=peak,
-        lead_s=lead,
-        draws=seeds,
-        most_gpus=most_gpus,
-        all_sizes=all_sizes,
-        pool=pool,
-        survive=survive,
-        on_failure=on_failure,
-        detection_s=detection,
-        prefill_decode=prefill_decode,
-        prices=None if prices is None else str(prices),
-    )
+    given |= {"gpus": _list("gpus", gpus), "tp": _counts("tp", tp)}
+    given |= {"prices": None if prices is None else str(prices)}
+    settings = {n: given[n] for n in SETTINGS if given[n] != getattr(_DEFAULTS, n)}
+    question, lines = question_of(given, settings)
+    if lines and not (quiet or as_json):
+        print("\n".join(lines), file=sys.stderr)
     table = load_prices(prices)
     file = None if out is None else resolved(out) / "plan.json"
     if file is not None:

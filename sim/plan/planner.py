@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.memory import EXACT
-from twinserve.sim.fleet.recovery import Action
-from twinserve.sim.plan.apart import Apart, check_apart, smallest_split, splits
-from twinserve.sim.plan.candidates import GPUS, TP, Candidate, LeftOut, candidates, check_list
+from twinserve.sim.plan.apart import Apart, smallest_split, splits
+from twinserve.sim.plan.candidates import Candidate, LeftOut, candidates
 from twinserve.sim.plan.closer import (
     Sized,
     drawn,
@@ -23,66 +22,17 @@ from twinserve.sim.plan.closer import (
     with_error,
 )
 from twinserve.sim.plan.day import Day, plan_day
-from twinserve.sim.plan.peaks import Peak, Trouble, find_peak
+from twinserve.sim.plan.peaks import Peak, find_peak
 from twinserve.sim.plan.prices import Prices
+from twinserve.sim.plan.question import Question, check_question
 from twinserve.sim.plan.savings import Needed, Saving, savings
 from twinserve.sim.plan.sizes import Size
 from twinserve.sim.plan.trial import can_deal
 from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.plan.waves import Search, Task, Waves, drive, drive_all
 from twinserve.sim.results.options import Objective
-from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError, SimulationConfig
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.objectives import parse_objectives
-
-PEAK_S, LEAD_S = 300.0, 30.0
-MOST_GPUS = 512
-_MOST_DRAWS = 100
-_MOST_SURVIVED = 100
-
-
-@dataclass(frozen=True)
-class Question:
-    """What to plan for.
-
-    traces    recorded ones; the plan holds on the peak of each
-    rate      requests/s of generated ones; None: as simulate has it
-    settings  of a SimulationConfig: for engines limits, memory, scheduling; and how traces are read
-    grow      factor on the rate of the recordings
-    draws     of the peak: as recorded, and with lengths dealt anew
-    priced    by this table; where it lacks one of the GPUs, candidates rank by GPUs
-    pool      offline requests in a batch of the closed loop of step 2; 0: no step 2
-    survive   replicas that fail as the peak begins; on_failure, detection_s: what becomes of their
-              requests, and when the router learns of it
-    all_sizes no candidate is given up because another one of its policy is cheaper
-    prefill_decode  beside each row prefill apart from decode is tried, too
-    prices    the file of prices that was given; for the record
-    """
-
-    model: str
-    traces: tuple[str, ...]
-    slo: str
-    gpus: tuple[str, ...] = GPUS
-    tp: tuple[int, ...] = TP
-    policies: tuple[str, ...] = ("vllm",)
-    routers: tuple[str, ...] = (DEFAULT_ROUTER,)
-    settings: dict = field(default_factory=dict)
-    grow: float = 1.0
-    rate: float | None = None
-    peak_s: float = PEAK_S
-    lead_s: float = LEAD_S
-    draws: int = 1
-    most_gpus: int = MOST_GPUS
-    all_sizes: bool = False
-    pool: int = 0
-    survive: int = 0
-    on_failure: str = "error"
-    detection_s: float = 0.0
-    prefill_decode: bool = False
-    prices: str | None = None
-
-    @property
-    def trouble(self) -> Trouble | None:
-        return Trouble(self.survive, self.on_failure, self.detection_s) if self.survive else None
 
 
 @dataclass(frozen=True)
@@ -228,7 +178,7 @@ def make_plan(
     """report(trials so far, candidates under way). Raises SettingsError, ProfileError or
     WorkloadError in one line; what a trial raises, too."""
     objectives = plan_objectives(question.slo)
-    _check(question)
+    check_question(question)
     peaks = tuple(
         find_peak(
             trace,
@@ -305,35 +255,6 @@ def _savings(
 
 def _of(sizes: Sequence[Size], row: Row) -> Size:
     return next(size for size in sizes if size.candidate is row.candidate)
-
-
-def _check(question: Question) -> None:
-    check_list("trace", list(question.traces))
-    rate = 1.0 if question.rate is None else question.rate
-    for flag, value in (("grow", question.grow), ("peak", question.peak_s), ("rate", rate)):
-        if not 0 < value < 1e6:
-            raise SettingsError(f"--{flag} {value:g}: give a number above 0, below 1e6")
-    if not 0 <= question.lead_s < 1e6:
-        raise SettingsError(f"--lead {question.lead_s:g}: give seconds, 0 or more")
-    if not 1 <= question.draws <= _MOST_DRAWS:
-        raise SettingsError(f"--seeds {question.draws}: give 1 to {_MOST_DRAWS}")
-    if not 0 <= question.pool <= 1_000_000:
-        raise SettingsError(f"--pool {question.pool}: give 0 to 1,000,000")
-    if not 0 <= question.survive <= _MOST_SURVIVED:
-        raise SettingsError(f"--survive {question.survive}: give 0 to {_MOST_SURVIVED}")
-    if not question.survive and (question.on_failure != "error" or question.detection_s):
-        flag = "--detection" if question.detection_s else "--on-failure"
-        raise SettingsError(f"{flag}: nothing fails; give --survive 1")
-    if question.on_failure not in list(Action):
-        raise SettingsError(
-            f"--on-failure {question.on_failure}: there is no such answer; give {', '.join(Action)}"
-        )
-    if not 0 <= question.detection_s < 1e6:
-        raise SettingsError(f"--detection {question.detection_s:g}: give seconds, 0 or more")
-    if question.prefill_decode:
-        check_apart(question.policies, question.survive)
-    if question.most_gpus < 1:
-        raise SettingsError(f"--most-gpus {question.most_gpus}: give a number above 0")
 
 
 def _search(

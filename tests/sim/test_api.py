@@ -379,7 +379,7 @@ def test_runs_of_a_fleet_show_its_pools(tmp_path):
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        ({"model": None}, "no model; give one"),
+        ({"model": None}, "no model; give model, or"),
         ({"max_num_seq": 3}, "did you mean 'max_num_seqs'"),
         ({"gpus": ["h1000"]}, "h1000"),
         ({"workers": 0}, "workers 0"),
