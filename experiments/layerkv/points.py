@@ -61,7 +61,7 @@ def grid(vary: Mapping[Any, Any], common: Mapping[str, Any], requests: Any = 12,
 
 
 # -- Figs. 1 and 4 to 8 ----------------------------------------------------------------------------
-READINGS = (VLLM, "layerkv", HISTORY, KNOWN, SAVABLE)
+READINGS = (VLLM, *CELLS, HISTORY, KNOWN)
 BY_CONTEXT = grid(
     {"model": ENGINES, "context": fixed(*CONTEXTS), "policy": READINGS},
     FIXED,

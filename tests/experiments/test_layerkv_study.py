@@ -85,7 +85,7 @@ def test_the_testbed_is_the_papers():
 
 def test_runs_are_those_that_the_full_study_names():
     found = pd.DataFrame([p.arguments for p in points.BY_CONTEXT(Scale())])
-    assert not found.duplicated().any() and len(found) == (5 + 3 + 3) * 7 * len(Scale().seeds)
+    assert not found.duplicated().any() and len(found) == (7 + 5 + 5) * 7 * len(Scale().seeds)
     assert {p.arguments["tp"] for p in points.BY_DEGREE(Scale())} == {2, 4, 8}
     varied = [p for p in points.SETTINGS(Scale()) if p.axes["varied"].startswith("TPOT")]
     assert {(p.axes["value"], p.arguments.get("tpot_s", 0.2)) for p in varied} == {

@@ -25,6 +25,7 @@ VARIANTS = {
         "bros:group_size=3",
         "bros:order=savable",
         "bros:chunk=fit",
+        "bros:chunk=fit,group_size=2",
         "bros:chunk=fit,fit_least=4,fit_age_s=0.02,fit_feedback=0.5",
         "bros:base_batch=1",
         "bros:base_batch=2,chunk=5",
