@@ -267,9 +267,18 @@ def _scalar(text: str) -> Any:
     return text
 
 
+def _expanded(text: str) -> str:
+    """JSON with `80G` and its kin as numbers (`_expand_json_human_readable_numbers`)."""
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', text)
+    number = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
+    outside = [number.sub(lambda said: str(human_integer(said[0])), one) for one in parts[::2]]
+    parts[::2] = outside
+    return "".join(parts)
+
+
 def _json(name: str, text: str) -> Any:
     try:
-        return json.loads(plain(text))
+        return json.loads(_expanded(plain(text)))
     except ValueError:
         if text.strip().startswith("{"):
             raise ServeLineError(f"{name} {plain(text)!r}: this is no JSON; mend it") from None

@@ -52,6 +52,18 @@ _OLD_DRAFTS = {
     "--spec-method": "method",
 }
 V0_POLICY = "vllm-v0"
+# Fields of a Server, and the options that say them.
+_SAID = {
+    "tp": "--tensor-parallel-size",
+    "pp": "--pipeline-parallel-size",
+    "dp": "--data-parallel-size",
+    "ep": "--enable-expert-parallel",
+} | {
+    name: f"--{name.replace('_', '-')}"
+    for name in "dtype quantization kv_cache_dtype max_num_seqs max_num_batched_tokens "
+    "gpu_memory_utilization enable_prefix_caching enable_chunked_prefill scheduling_policy "
+    "async_scheduling block_size".split()
+}
 
 
 @dataclass
@@ -132,21 +144,7 @@ def server_of(found: Found, where: str, asked: str | None = None) -> Server:
         [plain(word) for word in launch.argv],
         model,
         given,
-        tp=given.get("--tensor-parallel-size", 1),
-        pp=given.get("--pipeline-parallel-size", 1),
-        dp=given.get("--data-parallel-size", 1),
-        ep=bool(given.get("--enable-expert-parallel", False)),
-        dtype=given.get("--dtype", "auto"),
-        quantization=given.get("--quantization"),
-        kv_cache_dtype=given.get("--kv-cache-dtype", "auto"),
-        max_num_seqs=given.get("--max-num-seqs"),
-        max_num_batched_tokens=given.get("--max-num-batched-tokens"),
-        gpu_memory_utilization=given.get("--gpu-memory-utilization"),
-        enable_prefix_caching=given.get("--enable-prefix-caching"),
-        enable_chunked_prefill=given.get("--enable-chunked-prefill"),
-        scheduling_policy=given.get("--scheduling-policy", "fcfs"),
-        async_scheduling=given.get("--async-scheduling"),
-        block_size=given.get("--block-size"),
+        **{name: given.values[said] for name, said in _SAID.items() if said in given.values},
         replicas=found.replicas,
         release=named,
         role=found.role,

@@ -4,7 +4,7 @@ gives to variables.
 Understood: quotes, line continuations, comments, assignments, arrays, `export`, here-documents,
 `$NAME`, `${NAME:-default}` and its kin, `$((A * B))`, functions with their arguments. What only a
 run would tell, such as `$(command)` or `${NAME%suffix}`, stays in its word as an expansion without
-a value. Tests whose values are known choose a branch (`tests_of.py`). Of others all branches are
+a value. Tests whose values are known choose a branch (`branches.py`). Of others all branches are
 read, and an assignment in one counts if the variable has no value yet.
 """
 
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from twinserve.sim.serve_line.tests_of import SHUTS, Blocks
+from twinserve.sim.serve_line.branches import SHUTS, Blocks
 from twinserve.sim.serve_line.words import OPEN, Word, without_value
 
 Value = str | list[str]

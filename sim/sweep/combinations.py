@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin
 from twinserve.formats import parse_json
 from twinserve.policies.names import hint
 from twinserve.sim.results.paths import text_of
-from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.config import RANKS, SettingsError, SimulationConfig
 from twinserve.sim.setup.option_groups import VLLM_NAMES
 from twinserve.sim.sweep.repeats import Repeat
 
@@ -321,7 +321,10 @@ def runs_of(
         if len(config.policy) != 1:
             raise SettingsError(f"{where}: a run has one policy; make an entry of each")
         name = {} if combination.name is None else {"name": combination.name}
-        named = {key: getattr(config, key) for key in combination.settings if key != "seed"}
+        given = {k: v for k, v in combination.settings.items() if k != "seed"}
+        named = {key: getattr(config, key) for key in given}
+        # ranks went into the profile's name
+        named |= {key: value for key, value in given.items() if key in RANKS}
         for copy in repeat.copies(config):
             run = Run({**name, **named}, copy, where, repeat.told_by)
             if run.config in seen:

@@ -96,7 +96,13 @@ def _axis_values(run: Run, axes: Sequence[str]) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         return value if value is None or type(value) in (bool, int, float) else text_of(value)
 
-    return {name: plain(getattr(run.config, name, run.axes.get(name))) for name in axes}
+    return {name: plain(_value(run, name)) for name in axes}
+
+
+def _value(run: Run, name: str) -> Any:
+    """Of the run's settings; ranks, which went into the profile's name, as they were given."""
+    found = getattr(run.config, name, None)
+    return run.axes.get(name) if found is None else found
 
 
 def seed_table(frame: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
@@ -204,7 +210,7 @@ def about(runs: Sequence[Run], options: MetricsOptions, error_bars: bool, repeat
 
 def _entry(run: Run, axes: Sequence[str]) -> dict[str, Any]:
     """A combination as a file of --params has it, with the first of its seeds."""
-    found = {NAME if n == "name" else n: getattr(run.config, n, run.axes.get(n)) for n in axes}
+    found = {NAME if n == "name" else n: _value(run, n) for n in axes}
     found |= {"policy": run.config.policy[0]} if "policy" in axes else {}
     return {**found, "seed": run.config.seed}
 
