@@ -64,7 +64,7 @@ def test_decode_replicas_alone_have_shorter_gaps_under_long_prompts():
     assert apart["transfer_s"] > 0 == together["transfer_s"]
 
 
-def test_the_kept_results_are_of_the_whole_grid_and_the_page_shows_what_is_significant():
+def test_the_kept_results_are_whole_and_the_page_shows_what_is_significant():
     points = pd.read_csv(KEPT / "points.csv")
     assert len(points) == len(study.GRID(Scale()))
     report = study.TEXT(study.best(study.gains(points)))
