@@ -148,36 +148,44 @@ class LayerMoves:
             there = ledger.layers - ledger.host_layers(rows)
             # most have nothing to give, or the host no room for a layer of theirs
             able = np.flatnonzero((there > keep) & (need <= ledger.free_host_cells))[::-1]
-            tokens = self.requests.computed_tokens[rows[able]]
+            chosen, blocks = rows[able], need[able]
+            tokens = self.requests.computed_tokens[chosen]
             each = self.cost.layer_seconds(tokens, 1)  # of all at once: of hundreds few may leave
-            for row, kept, blocks, one, length in zip(
-                rows[able].tolist(),
-                keep[able].tolist(),
-                need[able].tolist(),
-                each.tolist(),
-                tokens.tolist(),
-                strict=True,
-            ):
-                limit = int(seconds / one)
+            at = self._next_to_give(0, chosen, each, seconds, full, least)
+            while at < len(able):
+                row, size = int(chosen[at]), int(blocks[at])
+                limit = int(seconds / each[at])
                 if not moved:
                     limit = max(limit, least)
                 wanted = min(
-                    ledger.resident_layers(row) - kept,
-                    -(-short // blocks),
-                    ledger.free_host_cells // blocks,
+                    ledger.resident_layers(row) - int(keep[able[at]]),
+                    -(-short // size),
+                    ledger.free_host_cells // size,
                 )
                 n = min(wanted, limit)
-                if n > 0 and full and not ledger.host_layers(row):
-                    continue
                 if n > 0:
                     ledger.offload(row, n)
                     full = self._full()
                     moved.add(row)
-                    short -= n * blocks
-                    seconds -= self.cost.layer_seconds(length, n)
+                    short -= n * size
+                    seconds -= self.cost.layer_seconds(int(tokens[at]), n)
                 if short <= 0 or (wanted > 0 and limit <= wanted):
                     return
+                at = self._next_to_give(at + 1, chosen, each, seconds, full, least)
         self.stuck = not moved and not self._computing
+
+    def _next_to_give(
+        self, at: int, rows: np.ndarray, each: np.ndarray, seconds: float, full: bool, least: int
+    ) -> int:
+        """The place, from `at` on, of the next row that is asked for layers. full: those with none
+        on the host are passed over, up to one of which a layer takes longer than `seconds`."""
+        if not full or at >= len(rows):
+            return at
+        asked = self.ledger.host_layers(rows[at:]) > 0
+        if self._resting or not least:
+            asked |= seconds / each[at:] < 1
+        found = asked.argmax()
+        return at + int(found) if asked[found] else len(rows)
 
     def _make_room_now(self, row: int) -> bool:
         """A row finds no memory: half of the kept layers of the newest request leave, then the
