@@ -21,14 +21,13 @@ def describe_kv(rows: RunRows) -> dict:
     """
     steps, requests = rows.step_columns, rows.request_columns
     total = rows.kv_total_blocks or None
-    peak, real_time, best_effort = (
-        largest(partial(steps.each, f"kv_{of}_blocks"), 0, len(steps)) if len(steps) else None
-        for of in ("used", "rt", "be")
-    )
-    if not best_effort:
-        real_time = peak
-    used = partial(steps.each, "kv_used_blocks")
-    mean = _mean(used, steps)
+    used, total_s = partial(steps.each, "kv_used_blocks"), summed(steps.seconds, 0, len(steps))
+    peak = largest(used, 0, len(steps)) if len(steps) else None
+    best_effort = largest(partial(steps.each, "kv_be_blocks"), 0, len(steps)) if peak else peak
+    real_time = peak
+    if best_effort:
+        real_time = largest(partial(steps.each, "kv_rt_blocks"), 0, len(steps))
+    mean = _mean(used, steps, total_s)
     peak_use = None if peak is None or total is None else peak / total
     mean_use = None if mean is None or total is None else mean / total
     replicas = rows.replica_columns
@@ -40,7 +39,7 @@ def describe_kv(rows: RunRows) -> dict:
             return used(begin, end) / blocks[steps.each("replica", begin, end)]
 
         total, peak_use = None, largest(share, 0, len(steps)) if len(steps) else None
-        mean_use = _mean(share, steps)
+        mean_use = _mean(share, steps, total_s)
     admitted = ~np.isnan(requests["first_scheduled_s"])
     prompt = int(requests["prompt_tokens"][admitted].sum())
     hits = int(requests["hit_tokens"][admitted].sum())
@@ -74,7 +73,7 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
     """`scheduler` of summary.json. Batch and tokens: means a step; waiting: weighted by time. The
     run is measured from `first_s`, for `duration_s` seconds."""
     steps = rows.step_columns
-    lengths = steps.lengths
+    lengths, total_s = steps.lengths, summed(steps.seconds, 0, len(steps))
     prefill, decode = (steps.first(f"{kind}_requests") for kind in ("prefill", "decode"))
     tokens = steps.first("prefill_tokens") + decode
     if "draft_tokens" in steps:
@@ -83,6 +82,8 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
     batch = prefill + decode
     replicas = len(np.unique(steps.first("replica")))
     some = len(steps) > 0
+    busy = busy_seconds(steps)
+    busy_s = total_s if busy == steps.seconds else summed(busy, 0, len(steps))
     up_s = _up_seconds(rows.replica_columns, first_s, duration_s)
     if up_s is None:
         up_s = replicas * duration_s
@@ -94,13 +95,13 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
             "decode": int(lengths[(prefill == 0) & (decode > 0)].sum()),
             "mixed": int(lengths[(prefill > 0) & (decode > 0)].sum()),
         },
-        "mean_step_ms": summed(steps.seconds, 0, len(steps)) / len(steps) * 1000 if some else None,
+        "mean_step_ms": total_s / len(steps) * 1000 if some else None,
         "mean_batch": int((batch * lengths).sum()) / len(steps) if some else None,
         "max_batch": int(batch.max()) if some else None,
         "mean_step_tokens": int((tokens * lengths).sum()) / len(steps) if some else None,
-        "mean_waiting": _mean(partial(steps.each, "waiting"), steps),
+        "mean_waiting": _mean(partial(steps.each, "waiting"), steps, total_s),
         "max_waiting": int(waiting.max()) if some else None,
-        "busy": summed(busy_seconds(steps), 0, len(steps)) / up_s if some and up_s > 0 else None,
+        "busy": busy_s / up_s if some and up_s > 0 else None,
     }
 
 
@@ -128,11 +129,10 @@ def _up_seconds(replicas: Columns | None, first_s: float, duration_s: float) -> 
     return float(np.nansum(np.maximum(spans, 0.0)))
 
 
-def _mean(values: Part, steps: Steps) -> float | None:
-    """Weighted by the time of each step."""
+def _mean(values: Part, steps: Steps, total_s: float) -> float | None:
+    """Weighted by the time of each step; total_s: of all of them."""
 
     def weighted(begin: int, end: int) -> np.ndarray:
         return values(begin, end) * steps.seconds(begin, end)
 
-    total = summed(steps.seconds, 0, len(steps))
-    return summed(weighted, 0, len(steps)) / total if total > 0 else None
+    return summed(weighted, 0, len(steps)) / total_s if total_s > 0 else None
