@@ -258,6 +258,15 @@ def test_requests_at_once_wait_for_each_other():
     assert none.mean() != one.mean()
 
 
+def test_requests_at_once_are_all_taken_in_before_the_first_is_sent_on():
+    service = replace(SERVICE, client="none", client_request_s=0.0)
+    rows = simulate(crowd(100), front_end=replace(QUEUED, service=service)).requests
+    there_s = np.sort(rows["engine_arrival_s"] - rows["arrival_s"])
+    assert there_s[0] > 100 * service.accept_s
+    each_s = service.accept_s + service.submit_s + 100 * service.prompt_token_s
+    assert 100 * each_s < there_s[-1] < 100 * each_s * 1.5  # outputs of the first ones between
+
+
 def test_no_token_is_seen_before_its_step_ended_and_none_before_an_earlier_one():
     run = simulate(crowd(), front_end=QUEUED, replicas=2)
     rows = run.requests
