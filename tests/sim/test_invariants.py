@@ -150,7 +150,9 @@ def test_whole_prompts_exceed_the_token_budget_as_far_as_they_may(policy):
     [
         (
             "bros",
-            lambda policy: setattr(policy, "_within_tokens", lambda batch, behind=None: len(batch)),
+            lambda policy: setattr(
+                policy.packer, "within_tokens", lambda batch, behind=None: len(batch)
+            ),
         ),
         (
             "preemptive-wait",
