@@ -63,6 +63,16 @@ class StepComposition:
         return self.decode_requests + int(self.prefill_new.sum())
 
 
+def decode_work(requests: int, context: float) -> StepComposition:
+    """A step in which `requests` requests with `context` resident tokens each decode one token."""
+    return StepComposition(requests, int(requests * context), int(context))
+
+
+def prefill_work(new: int, resident: int = 0) -> StepComposition:
+    """A step that computes one chunk of `new` tokens on `resident` ones."""
+    return StepComposition(prefill_new=np.array([new]), prefill_resident=np.array([resident]))
+
+
 class StepTimeModel(Protocol):
     """Seconds of engine steps, host overhead included, transfers over PCIe not.
 

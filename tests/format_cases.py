@@ -19,6 +19,7 @@ from twinserve.experiments.attention.main import KERNELS, Report
 from twinserve.experiments.campaign.main import main as campaign
 from twinserve.experiments.campaign.setup import CAMPAIGN, Store
 from twinserve.experiments.study.command import GridOptions
+from twinserve.experiments.study.points import Point, run_grid
 from twinserve.experiments.study.study import FIGURES, Figure, Scale, Study
 from twinserve.experiments.study.verdict import Claim
 from twinserve.formats import KEY, Format
@@ -41,7 +42,6 @@ from twinserve.sim.results.decisions import LOG, read_log
 from twinserve.sim.results.files import RESULTS, read_run
 from twinserve.sim.results.routing import ROUTING, RoutingWriter, read_routing
 from twinserve.sim.results.versions import LIMITS, PLANS
-from twinserve.sim.sweep.grid import Point, run_grid
 from twinserve.sim.sweep.points import KEPT, POINTS
 from twinserve.traces.load import load_trace
 from twinserve.traces.readers.sidecar import SIDECAR, SUFFIX, path_of

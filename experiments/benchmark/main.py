@@ -28,11 +28,11 @@ from twinserve.experiments.benchmark.measure import (
     timed_run,
 )
 from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.study import Figure, Scale, Study
 from twinserve.experiments.study.tables import MEDIANS, Medians
 from twinserve.policies.registry import policy_names
 from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.sweep.grid import Point
 from twinserve.traces.catalog import resolve
 from twinserve.traces.download import cache_folder, find_local, search_folders
 

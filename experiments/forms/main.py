@@ -12,11 +12,11 @@ from pathlib import Path
 import pandas as pd
 
 from twinserve.experiments.forms.accuracy import LABELS, on_a_profile, on_recorded_steps
+from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.study import Figure, Scale, Study
 from twinserve.experiments.study.tables import Text
 from twinserve.experiments.validation.main import truth_folder
 from twinserve.profiles.profile import load_profile
-from twinserve.sim.sweep.grid import Point
 from twinserve.traces.workload import WorkloadError
 
 ENGINE = "llama-3.1-8b@a100-80g"  # operator tables

@@ -27,9 +27,9 @@ from twinserve.experiments.justitia.runs import (
 )
 from twinserve.experiments.study.curves import Bars, lines_of, of_runs, one_seed, ylog
 from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.study import Figure, Scale, Study
 from twinserve.experiments.study.tables import Table
-from twinserve.sim.sweep.grid import Point
 
 DENSITIES = ("1x", "2x", "3x")
 # KV blocks: what the profile derives, and those of Fig. 3

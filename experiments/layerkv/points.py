@@ -25,8 +25,8 @@ from twinserve.experiments.layerkv.runs import (
     VLLM,
 )
 from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.study import Scale
-from twinserve.sim.sweep.grid import Point
 
 LLAMA, YI, LARGE = MODELS
 ENGINES = {model: {"model": model, "tp": tp} for model, tp in MODELS.items()}

@@ -23,9 +23,9 @@ from twinserve.experiments.optimality.runs import (
 )
 from twinserve.experiments.study.curves import Bars, lines_of
 from twinserve.experiments.study.grid import Grid, joined
+from twinserve.experiments.study.points import Rows
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.experiments.study.tables import Table, Text, mean
-from twinserve.sim.sweep.grid import Rows
 
 # the paper's, a half, a quarter
 OBJECTIVES = ("ttft=0.4,tpot=0.2", "ttft=0.2,tpot=0.1", "ttft=0.1,tpot=0.05")

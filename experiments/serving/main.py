@@ -28,9 +28,9 @@ from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 from twinserve.experiments.benchmark.main import where
 from twinserve.experiments.serving.flood import CASES, STOCK, Case, Engine, Flood
 from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.study import Figure, Scale, Study
 from twinserve.experiments.study.tables import MEDIANS, Medians
-from twinserve.sim.sweep.grid import Point
 
 SHARES = (0.8, 1.25)  # of what one replica keeps by the plan
 PRICES = ("whole_s", "over_vllm", "ttft_s", "sooner", "steps", "preemptions", "computed_again")

@@ -14,9 +14,9 @@ import pandas as pd
 
 from twinserve.experiments.silicon.loops import FORMS, STARTS, loop
 from twinserve.experiments.silicon.points import DATA, Point, read_points
+from twinserve.experiments.study import points as grid
 from twinserve.experiments.study.output import table_lines
 from twinserve.experiments.study.study import Figure, Scale, Study
-from twinserve.sim.sweep import grid
 
 METRICS = ("TTFT", "TPOT", "throughput")
 ENGINE = ("model", "gpu", "precision")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from twinserve.sim.sweep.grid import Point
+from twinserve.experiments.study.points import Point
 
 if TYPE_CHECKING:
     from twinserve.experiments.study.study import Scale

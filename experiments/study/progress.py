@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from twinserve.experiments.study.points import Point, Rows, run_grid
 from twinserve.sim.cli.progress import RunProgress
-from twinserve.sim.sweep.grid import Point, Rows, run_grid
 
 
 def shown_grid(

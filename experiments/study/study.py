@@ -21,13 +21,13 @@ from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.study.command import GridOptions
 from twinserve.experiments.study.output import table_lines, write_plot, write_tables
+from twinserve.experiments.study.points import Plan, Point, Rows, planned, runs_digest
 from twinserve.experiments.study.progress import shown_grid
 from twinserve.experiments.study.verdict import MEANING, Claim, summary
 from twinserve.formats import Format, same
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.digests import sources_digest
-from twinserve.sim.sweep.grid import Plan, Point, Rows, planned, runs_digest
 from twinserve.sim.sweep.statistics import shown
 from twinserve.traces.write import write_atomically
 
@@ -72,7 +72,7 @@ class Figure:
     """One figure or table of a paper.
 
     points  of the grid, at a scale
-    work    function of one point: keyword arguments to a row or rows (see `grid.run_grid`)
+    work    function of one point: keyword arguments to a row or rows (see `points.run_grid`)
     table   what the points say, one row for each thing shown, seeds summed up
     plot    draws the table and the points on an empty canvas; None: a table only
     claims  what the paper says of it beside what the table says

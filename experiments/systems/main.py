@@ -29,6 +29,7 @@ import pandas as pd
 from twinserve.experiments.justitia.runs import compare
 from twinserve.experiments.study.curves import Bars, lines_of
 from twinserve.experiments.study.grid import Grid, joined, windows
+from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Figure, Scale, Study
 from twinserve.experiments.study.tables import BEFORE, FIRST, Table
@@ -51,7 +52,6 @@ from twinserve.experiments.systems.parts import (
 )
 from twinserve.policies.registry import policy_names
 from twinserve.sim.setup.config import PAPERS_ENGINE
-from twinserve.sim.sweep.grid import Point
 
 FOUR_GPUS = "llama-3.1-70b@h100:tp4"
 TIGHT = "ttft=0.4,tpot=0.05,k=5"  # TTFT as by default, TPOT 50 ms in place of 200

@@ -30,7 +30,7 @@ from twinserve.experiments.validation.main import STEPS, truth_folder, validate_
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, Case, read_run
 from twinserve.experiments.validation.step_times import DECODES, validate_events
-from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.composition import StepComposition, decode_work
 from twinserve.profiles.evidence import (
     FORMS,
     KINDS,
@@ -40,7 +40,6 @@ from twinserve.profiles.evidence import (
     kind_of_model,
     marks,
 )
-from twinserve.profiles.forms.efficiency_fit import decode_work
 from twinserve.profiles.measured.step_files import read_steps
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import derive_profile, load_profile

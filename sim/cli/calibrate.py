@@ -100,70 +100,47 @@ def calibrate(
     $ twinserve calibrate --model tiny --quick --out cpu.json
     $ twinserve calibrate --from-serving load.json --profile llama-3.1-8b@h100 --out mine.json
 
-    Parameters
-    ----------
-    model: str
-        Folder with a config.json and weights, or tiny, deep or small: seeded models. With
-        --from-steps: only rows whose `model` column contains this.
-    out: Path
-        The profile to write (.json).
-    from_steps: Path
-        Start no engine: fit the published latency forms, and the host terms of --profile, to the
-        steps in this file (.parquet of --raw, or .csv), and compare their errors. The same as
-        `twinserve profiles fit`.
-    from_serving: list[Path]
-        Start no engine: correct a few terms of --profile by measurements of a server. The files are
-        those of vllm bench serve --save-detailed; each is a load of the same server.
-    config: Path
-        With --from-serving: a run.json with the server's settings.
-    saturated: bool
-        With --from-serving: fit all of a file, even if the server's queue grew. By default only the
-        time before that counts, and a file without such a time is refused.
-    front_end: bool
-        Measure the time between clients and the engine instead: start an API server before an
-        emulated GPU, and write a file for simulate --front-end. --model: a folder with a tokenizer.
-    profile: str
-        With --from-steps and --from-serving: the engine's profile, to compare and to correct.
-    form: str
-        With --from-steps and --out: host (host terms on top of --profile; the default), bros, or
-        table.
-    name: str
-        Name of the profile; MODEL@DEVICE by default.
-    raw: Path
-        Also write every timed step (.parquet). Without --raw, steps are kept next to --out while
-        the command measures, and stay there if it is stopped. Steps of an earlier run are never
-        replaced.
-    num_blocks: int
-        KV blocks of the engine; by default what vLLM finds room for.
-    block_tokens: int
-        Tokens a KV block; by default 16 on a GPU, 32 on a CPU.
-    max_num_seqs: int
-        Largest batch; by default 256 on a GPU, 64 on a CPU.
-    max_step_tokens: int
-        Most tokens a step; by default 8192 on a GPU, 2048 on a CPU.
-    max_model_len: int
-        Longest request in tokens; by default the model's, 32768 at most.
-    dtype: str
-        Of weights and KV cache; by default the model's, as vLLM takes it: float32 becomes bfloat16.
-    weights: str
-        safetensors, or dummy for random ones; by default what the folder has.
-    graphs: bool
-        CUDA graphs and compilation, as servers run by default (GPU only).
-    swap_blocks: int
-        Blocks of host memory: measures swapping as well.
-    threads: int
-        Threads of the CPU engine.
-    engine_arg: list[str]
-        A further vLLM engine argument, NAME=VALUE; may be repeated.
-    quick: bool
-        Fewer points and repeats, for a first look.
-    limit: float
-        Stop measuring after so many seconds, and use the steps measured by then; by default 320, 40
-        with --quick.
-    seed: int
-        Order of the points, and the random ones among them.
-    overwrite: bool
-        Replace --out and --raw if they exist.
+    Args:
+        model: Folder with a config.json and weights, or tiny, deep or small: seeded models. With
+            --from-steps: only rows whose `model` column contains this.
+        out: The profile to write (.json).
+        from_steps: Start no engine: fit the published latency forms, and the host terms of
+            --profile, to the steps in this file (.parquet of --raw, or .csv), and compare their
+            errors. The same as `twinserve profiles fit`.
+        from_serving: Start no engine: correct a few terms of --profile by measurements of a server.
+            The files are those of vllm bench serve --save-detailed; each is a load of the same
+            server.
+        config: With --from-serving: a run.json with the server's settings.
+        saturated: With --from-serving: fit all of a file, even if the server's queue grew. By
+            default only the time before that counts, and a file without such a time is refused.
+        front_end: Measure the time between clients and the engine instead: start an API server
+            before an emulated GPU, and write a file for simulate --front-end. --model: a folder
+            with a tokenizer.
+        profile: With --from-steps and --from-serving: the engine's profile, to compare and to
+            correct.
+        form: With --from-steps and --out: host (host terms on top of --profile; the default), bros,
+            or table.
+        name: Name of the profile; MODEL@DEVICE by default.
+        raw: Also write every timed step (.parquet). Without --raw, steps are kept next to --out
+            while the command measures, and stay there if it is stopped. Steps of an earlier run are
+            never replaced.
+        num_blocks: KV blocks of the engine; by default what vLLM finds room for.
+        block_tokens: Tokens a KV block; by default 16 on a GPU, 32 on a CPU.
+        max_num_seqs: Largest batch; by default 256 on a GPU, 64 on a CPU.
+        max_step_tokens: Most tokens a step; by default 8192 on a GPU, 2048 on a CPU.
+        max_model_len: Longest request in tokens; by default the model's, 32768 at most.
+        dtype: Of weights and KV cache; by default the model's, as vLLM takes it: float32 becomes
+            bfloat16.
+        weights: safetensors, or dummy for random ones; by default what the folder has.
+        graphs: CUDA graphs and compilation, as servers run by default (GPU only).
+        swap_blocks: Blocks of host memory: measures swapping as well.
+        threads: Threads of the CPU engine.
+        engine_arg: A further vLLM engine argument, NAME=VALUE; may be repeated.
+        quick: Fewer points and repeats, for a first look.
+        limit: Stop measuring after so many seconds, and use the steps measured by then; by default
+            320, 40 with --quick.
+        seed: Order of the points, and the random ones among them.
+        overwrite: Replace --out and --raw if they exist.
     """
     given = dict(locals())
     from twinserve.sim.setup.config import SettingsError

@@ -16,10 +16,8 @@ def models(*, as_json: _Json = False) -> None:
 
     A config.json, or an id in the local Hugging Face cache, also names a model.
 
-    Parameters
-    ----------
-    as_json: bool
-        Every field, as JSON.
+    Args:
+        as_json: Every field, as JSON.
     """
     from twinserve.profiles.overview import model_rows
 
@@ -46,10 +44,8 @@ def models(*, as_json: _Json = False) -> None:
 def gpus(*, as_json: _Json = False) -> None:
     """List the GPUs known by name: rates, sources, accuracy.
 
-    Parameters
-    ----------
-    as_json: bool
-        Every field, as JSON.
+    Args:
+        as_json: Every field, as JSON.
     """
     from twinserve.profiles.overview import gpu_rows
 
@@ -78,10 +74,8 @@ def gpus(*, as_json: _Json = False) -> None:
 def policies(*, as_json: _Json = False) -> None:
     """List the policies known by name: sources, accuracy.
 
-    Parameters
-    ----------
-    as_json: bool
-        Every field, as JSON.
+    Args:
+        as_json: Every field, as JSON.
     """
     from twinserve.policies.overview import policy_rows
 

@@ -47,33 +47,20 @@ def check(
 
     $ twinserve check bench.json --profile llama-3.1-8b@h100 --at 2x
 
-    Parameters
-    ----------
-    bench: list[Path]
-        Results of vllm bench serve --save-detailed, or other files with times of single requests;
-        several files are loads of the same server.
-    profile: str
-        The profile to begin with; take one of similar hardware.
-    at: str
-        Factor on the measured rate of requests, such as 2x.
-    config: Path
-        A run.json with the server's settings.
-    num_blocks: int
-        KV blocks of the server.
-    block_tokens: int
-        Tokens of one of its KV blocks.
-    max_num_seqs: int
-        Its largest batch.
-    max_step_tokens: int
-        Most tokens of one of its steps.
-    max_model_len: int
-        Longest request in tokens.
-    saturated: bool
-        Fit all of a file, even if the server's queue grew.
-    as_json: bool
-        Print verdict and table as JSON and nothing else.
-    quiet: bool
-        No progress.
+    Args:
+        bench: Results of vllm bench serve --save-detailed, or other files with times of single
+            requests; several files are loads of the same server.
+        profile: The profile to begin with; take one of similar hardware.
+        at: Factor on the measured rate of requests, such as 2x.
+        config: A run.json with the server's settings.
+        num_blocks: KV blocks of the server.
+        block_tokens: Tokens of one of its KV blocks.
+        max_num_seqs: Its largest batch.
+        max_step_tokens: Most tokens of one of its steps.
+        max_model_len: Longest request in tokens.
+        saturated: Fit all of a file, even if the server's queue grew.
+        as_json: Print verdict and table as JSON and nothing else.
+        quiet: No progress.
     """
     from twinserve.sim.results.files import dump_json
     from twinserve.sim.setup.config import SettingsError

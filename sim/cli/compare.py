@@ -34,25 +34,19 @@ def compare(
 
     $ twinserve compare run measured.json --out compared
 
-    Parameters
-    ----------
-    paths: list[Path]
-        Folders that `simulate --out` wrote, and files of measurements; several files are repeats
-        of one load.
-    format: str
-        Format of the measured files, if their content does not show it.
-    columns: str
-        Columns of any CSV file: arrival=ts,prompt=in,output=out,ttft=first:ms (docs/traces.md).
-    benchmark: int
-        Which benchmark of a report of guidellm with several, from 1.
-    metrics_every: float
-        Seconds of each window that is compared; by default a tenth of the measurement.
-    rerun: bool
-        Simulate again with one term changed at a time, and name the terms that lower the error.
-    out: Path
-        Folder for compare.json, compare.md and cdf.png.
-    overwrite: bool
-        Replace an earlier comparison in --out.
+    Args:
+        paths: Folders that `simulate --out` wrote, and files of measurements; several files are
+            repeats of one load.
+        format: Format of the measured files, if their content does not show it.
+        columns: Columns of any CSV file: arrival=ts,prompt=in,output=out,ttft=first:ms
+            (docs/traces.md).
+        benchmark: Which benchmark of a report of guidellm with several, from 1.
+        metrics_every: Seconds of each window that is compared; by default a tenth of the
+            measurement.
+        rerun: Simulate again with one term changed at a time, and name the terms that lower the
+            error.
+        out: Folder for compare.json, compare.md and cdf.png.
+        overwrite: Replace an earlier comparison in --out.
     """
     from twinserve.sim.results.command import command
     from twinserve.sim.results.files import find_runs, read_run

@@ -17,11 +17,9 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     $ eval "$(twinserve completion bash)"
     $ twinserve completion fish > ~/.config/fish/completions/twinserve.fish
 
-    Parameters
-    ----------
-    shell: Literal["bash", "zsh", "fish"]
-        The shell that the script is for. A line `eval "$(twinserve completion bash)"` in ~/.bashrc,
-        or the same with zsh in ~/.zshrc below `compinit`, keeps it.
+    Args:
+        shell: The shell that the script is for. A line `eval "$(twinserve completion bash)"` in
+            ~/.bashrc, or the same with zsh in ~/.zshrc below `compinit`, keeps it.
     """
     from twinserve.sim.cli.main import simulate_app, twinserve_app
 

@@ -34,32 +34,19 @@ def emulate(
     $ twinserve emulate --profile llama-3.1-8b@h100 --port 8000
     $ twinserve emulate --profile llama-3.1-70b@h100:tp4 -p bros:chunk=fit -- --api-key secret
 
-    Parameters
-    ----------
-    arguments: str
-        After `--`: further arguments of `vllm serve`.
-    profile: str
-        Model and GPU, as of simulate: a name, or a .json file.
-    host: str
-        Where to listen.
-    port: int
-        Where to listen.
-    policy: str
-        Policy that schedules, as of simulate; by default vLLM's own scheduler.
-    tokenizer: str
-        Folder of the model's tokenizer; by default one of English words is made.
-    num_blocks: int
-        KV blocks that requests can use, instead of the profile's.
-    max_num_seqs: int
-        Requests in a batch, instead of the profile's.
-    max_num_batched_tokens: int
-        New tokens in a step, instead of the profile's.
-    max_model_len: int
-        Tokens of the longest request, instead of the profile's.
-    no_async_scheduling: bool
-        Plan a step after the previous one has ended.
-    no_prefix_caching: bool
-        Do not cache prefixes.
+    Args:
+        arguments: After `--`: further arguments of `vllm serve`.
+        profile: Model and GPU, as of simulate: a name, or a .json file.
+        host: Where to listen.
+        port: Where to listen.
+        policy: Policy that schedules, as of simulate; by default vLLM's own scheduler.
+        tokenizer: Folder of the model's tokenizer; by default one of English words is made.
+        num_blocks: KV blocks that requests can use, instead of the profile's.
+        max_num_seqs: Requests in a batch, instead of the profile's.
+        max_num_batched_tokens: New tokens in a step, instead of the profile's.
+        max_model_len: Tokens of the longest request, instead of the profile's.
+        no_async_scheduling: Plan a step after the previous one has ended.
+        no_prefix_caching: Do not cache prefixes.
     """
     from twinserve.backends.live.emulate.serve import serve
     from twinserve.sim.setup.config import SimulationConfig

@@ -43,29 +43,19 @@ def limit(
     $ twinserve limit --profile llama-3.1-8b@h100 -t sharegpt --slo "tpot p90 < 20 ms" --concurrency
     $ twinserve limit -t sharegpt --slo "ttft p90 < 1 s" --grid profile=qwen3-8b@h100,qwen3-8b@l40s
 
-    Parameters
-    ----------
-    config: SimulationConfig
-        Settings of the server and its requests. --slo needs percentiles. By default, --requests
-        last two minutes at the estimated capacity.
-    concurrency: bool
-        Find the largest number of clients. Each sends its next request when its last one has ended.
-    grid: list[str]
-        NAME=VALUE,VALUE of one setting, as of sweep: a limit for each.
-    params: list[Path]
-        JSON file of combinations, as of sweep: a limit for each.
-    seeds: int
-        Draws of the requests, judged together: the interval gets narrower.
-    config_file: Path
-        Settings from a former run's run.json; flags given here win.
-    workers: int
-        Processes; by default one for each core.
-    out: Path
-        Folder for limit.json, a picture for each objective, and front.png.
-    as_json: bool
-        Print limit.json and nothing else.
-    quiet: bool
-        No progress.
+    Args:
+        config: Settings of the server and its requests. --slo needs percentiles. By default,
+            --requests last two minutes at the estimated capacity.
+        concurrency: Find the largest number of clients. Each sends its next request when its last
+            one has ended.
+        grid: NAME=VALUE,VALUE of one setting, as of sweep: a limit for each.
+        params: JSON file of combinations, as of sweep: a limit for each.
+        seeds: Draws of the requests, judged together: the interval gets narrower.
+        config_file: Settings from a former run's run.json; flags given here win.
+        workers: Processes; by default one for each core.
+        out: Folder for limit.json, a picture for each objective, and front.png.
+        as_json: Print limit.json and nothing else.
+        quiet: No progress.
     """
     from twinserve.sim.cli.sweep import runs_of_flags
     from twinserve.sim.plan.limit import find_limits

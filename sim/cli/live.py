@@ -65,43 +65,27 @@ def replay(
     $ twinserve replay run --model tiny
     $ twinserve replay run --model tiny --mode free --out live
 
-    Parameters
-    ----------
-    run: Path
-        Folder that `simulate --out` wrote; for a locked replay with --decisions.
-    model: str
-        Folder of a model (config.json, weights), or `tiny`, `deep` or `small`: Llamas of 0.4, 1.4
-        and 18 M parameters and 2, 8 and 8 layers, seeded weights.
-    mode: str
-        locked, free or apart. apart: for a fleet with prefill apart from decode. Each replica is a
-        live engine, which decides by itself and hands real KV over (docs/kv_transfer.md).
-    pace: str
-        Of a free replay. wall: requests arrive in wall time. measured: the clock advances by each
-        step's measured time and jumps over idle time.
-    weights: str
-        safetensors, dummy (random) or auto.
-    dtype: str
-        Of weights and KV; auto: float32 for tiny, deep and small, else the model's.
-    graphs: bool
-        CUDA graphs and compilation.
-    physical: bool
-        Keep KV where the ledger has it: in its blocks and slots (bidirectional), or in its cells,
-        layer by layer (layerwise). By default vLLM keeps KV in a larger pool of its own, and the
-        ledger only accounts for it.
-    engine_arg: list[str]
-        NAME=VALUE, further vLLM engine arguments; may be repeated.
-    steps: Path
-        Write the steps of a locked replay, predicted and measured, to this parquet file.
-    decisions: bool
-        Also write decisions.jsonl.gz, every plan of a free replay, for a locked one.
-    out: Path
-        Folder for the results of a free replay.
-    overwrite: bool
-        Replace the earlier run in --out.
-    as_json: bool
-        Print the result as JSON and nothing else.
-    quiet: bool
-        No progress.
+    Args:
+        run: Folder that `simulate --out` wrote; for a locked replay with --decisions.
+        model: Folder of a model (config.json, weights), or `tiny`, `deep` or `small`: Llamas of
+            0.4, 1.4 and 18 M parameters and 2, 8 and 8 layers, seeded weights.
+        mode: locked, free or apart. apart: for a fleet with prefill apart from decode. Each replica
+            is a live engine, which decides by itself and hands real KV over (docs/kv_transfer.md).
+        pace: Of a free replay. wall: requests arrive in wall time. measured: the clock advances by
+            each step's measured time and jumps over idle time.
+        weights: safetensors, dummy (random) or auto.
+        dtype: Of weights and KV; auto: float32 for tiny, deep and small, else the model's.
+        graphs: CUDA graphs and compilation.
+        physical: Keep KV where the ledger has it: in its blocks and slots (bidirectional), or in
+            its cells, layer by layer (layerwise). By default vLLM keeps KV in a larger pool of its
+            own, and the ledger only accounts for it.
+        engine_arg: NAME=VALUE, further vLLM engine arguments; may be repeated.
+        steps: Write the steps of a locked replay, predicted and measured, to this parquet file.
+        decisions: Also write decisions.jsonl.gz, every plan of a free replay, for a locked one.
+        out: Folder for the results of a free replay.
+        overwrite: Replace the earlier run in --out.
+        as_json: Print the result as JSON and nothing else.
+        quiet: No progress.
     """
     from twinserve.sim.setup.config import SettingsError
 

@@ -89,91 +89,53 @@ def plan(
     $ twinserve plan --model llama-3.1-8b -t azure-2023:conv --slo "ttft p90 < 1 s"
     $ twinserve plan --model llama-3.1-8b -t day.csv --slo "tpot p90 < 50 ms" --gpus h100,l40s
 
-    Parameters
-    ----------
-    model: str
-        Model of the catalogue, a config.json, or an id in the local Hugging Face cache; or the file
-        of a profile, as calibrate writes it: then its GPUs are the only ones.
-    from_vllm: str
-        As of simulate: model and limits of that server, if it states them. Flags win.
-    trace: list[str]
-        Recorded trace, name or file, or a generated one at --rate; given again, the plan holds on
-        the peak of each.
-    slo: str
-        Objectives with percentiles: "ttft p90 < 1 s, tpot p90 < 50 ms".
-    gpus: str
-        GPU kinds to choose from.
-    tp: str
-        Tensor-parallel degrees of a replica.
-    policy: list[str]
-        Policy, with options after a colon; several are compared. [default: vllm]
-    router: list[str]
-        Router of requests to replicas; several are compared. [default: least-requests]
-    prices: Path
-        CSV with columns gpu and usd_per_hour, instead of the table that ships (docs/plan.md).
-    grow: float
-        Factor on the rate of the recording.
-    rate: float
-        Requests a second of a generated trace (fixed:1024,128, sharegpt, lmsys). [default: 10]
-    format: str
-        As of simulate.
-    columns: str
-        As of simulate: columns of a CSV file, arrival=ts,prompt=in,output=out.
-    peak: float
-        Seconds of the peak that are judged.
-    lead: float
-        Seconds before the peak that fill the engines.
-    seeds: int
-        Draws of the peak for each sized row: as recorded, and with lengths dealt anew.
-    most_gpus: int
-        Most GPUs of a candidate.
-    pool: int
-        Offline requests in each batch of a closed loop: also plan a day with this loop on the same
-        GPUs. 0: none.
-    survive: int
-        Replicas that fail when the peak begins and stay down. The plan keeps the objectives without
-        them.
-    on_failure: str
-        As of simulate: what happens to their requests.
-    detection: float
-        As of simulate.
-    step_times: str
-        As of simulate.
-    front_end: str
-        As of simulate.
-    kv_cache_dtype: str
-        As of simulate.
-    gpu_memory_utilization: float
-        As of simulate.
-    engine_version: str
-        As of simulate.
-    enforce_eager: bool
-        As of simulate.
-    max_model_len: int
-        As of simulate.
-    max_num_seqs: int
-        As of simulate.
-    max_num_batched_tokens: int
-        As of simulate.
-    async_scheduling: bool
-        As of simulate.
-    prefill_decode: bool
-        For each row, also try prefill apart from decode on the same GPUs.
-    all_sizes: bool
-        Size every candidate, even if another one is certainly cheaper.
-    workers: int
-        Processes; by default one for each core.
-    emit: str
-        Also write into --out a file that starts the servers: serve.sh (one replica),
-        kubernetes.yaml, values.yaml (of llm-d's modelservice chart) or compose.yaml.
-    out: Path
-        Folder for plan.json, pareto.png and start.sh.
-    fail_on_miss: bool
-        Exit with status 3 if no GPUs keep the objectives.
-    as_json: bool
-        Print plan.json and nothing else.
-    quiet: bool
-        No progress.
+    Args:
+        model: Model of the catalogue, a config.json, or an id in the local Hugging Face cache; or
+            the file of a profile, as calibrate writes it: then its GPUs are the only ones.
+        from_vllm: As of simulate: model and limits of that server, if it states them. Flags win.
+        trace: Recorded trace, name or file, or a generated one at --rate; given again, the plan
+            holds on the peak of each.
+        slo: Objectives with percentiles: "ttft p90 < 1 s, tpot p90 < 50 ms".
+        gpus: GPU kinds to choose from.
+        tp: Tensor-parallel degrees of a replica.
+        policy: Policy, with options after a colon; several are compared. [default: vllm]
+        router: Router of requests to replicas; several are compared. [default: least-requests]
+        prices: CSV with columns gpu and usd_per_hour, instead of the table that ships
+            (docs/plan.md).
+        grow: Factor on the rate of the recording.
+        rate: Requests a second of a generated trace (fixed:1024,128, sharegpt, lmsys). [default:
+            10]
+        format: As of simulate.
+        columns: As of simulate: columns of a CSV file, arrival=ts,prompt=in,output=out.
+        peak: Seconds of the peak that are judged.
+        lead: Seconds before the peak that fill the engines.
+        seeds: Draws of the peak for each sized row: as recorded, and with lengths dealt anew.
+        most_gpus: Most GPUs of a candidate.
+        pool: Offline requests in each batch of a closed loop: also plan a day with this loop on the
+            same GPUs. 0: none.
+        survive: Replicas that fail when the peak begins and stay down. The plan keeps the
+            objectives without them.
+        on_failure: As of simulate: what happens to their requests.
+        detection: As of simulate.
+        step_times: As of simulate.
+        front_end: As of simulate.
+        kv_cache_dtype: As of simulate.
+        gpu_memory_utilization: As of simulate.
+        engine_version: As of simulate.
+        enforce_eager: As of simulate.
+        max_model_len: As of simulate.
+        max_num_seqs: As of simulate.
+        max_num_batched_tokens: As of simulate.
+        async_scheduling: As of simulate.
+        prefill_decode: For each row, also try prefill apart from decode on the same GPUs.
+        all_sizes: Size every candidate, even if another one is certainly cheaper.
+        workers: Processes; by default one for each core.
+        emit: Also write into --out a file that starts the servers: serve.sh (one replica),
+            kubernetes.yaml, values.yaml (of llm-d's modelservice chart) or compose.yaml.
+        out: Folder for plan.json, pareto.png and start.sh.
+        fail_on_miss: Exit with status 3 if no GPUs keep the objectives.
+        as_json: Print plan.json and nothing else.
+        quiet: No progress.
     """
     given = dict(locals())
     from twinserve.sim.plan.document import described

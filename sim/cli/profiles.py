@@ -31,14 +31,10 @@ def list_() -> None:
 def show(name: str, *, step_times: _StepTimes = "auto", engine_version: str | None = None) -> None:
     """Print a profile in full, as JSON; the accuracy of its step times goes to stderr.
 
-    Parameters
-    ----------
-    name: str
-        Shipped profile, MODEL@GPU[:tpN], or a file.
-    step_times: str
-        Form of the step times, as for simulate.
-    engine_version: str
-        Release of vLLM whose KV memory and defaults are meant, as 0.19.
+    Args:
+        name: Shipped profile, MODEL@GPU[:tpN], or a file.
+        step_times: Form of the step times, as for simulate.
+        engine_version: Release of vLLM whose KV memory and defaults are meant, as 0.19.
     """
     from twinserve.profiles.evidence import describe_step_times
     from twinserve.profiles.kv_memory.releases import check_release
@@ -69,26 +65,16 @@ def build(
 ) -> None:
     """Build a profile from measured operator tables (needs the [profiles] extra).
 
-    Parameters
-    ----------
-    model: str
-        Known name, a config.json, or an id in the local Hugging Face cache.
-    gpu: str
-        h100, h200, a100, l40s, b200 or rtxpro6000.
-    out: Path
-        The profile to write (.json).
-    tp: int
-        Tensor-parallel GPUs.
-    num_blocks: int
-        KV blocks that the engine reported; by default derived from memory.
-    max_num_seqs: int
-        Most requests in a batch; also sets the captured CUDA graphs.
-    max_num_batched_tokens: int
-        Most tokens in a step.
-    engine_version: str
-        Release of vLLM whose KV memory and defaults are meant, as 0.19.
-    overwrite: bool
-        Replace the profile if it exists.
+    Args:
+        model: Known name, a config.json, or an id in the local Hugging Face cache.
+        gpu: h100, h200, a100, l40s, b200 or rtxpro6000.
+        out: The profile to write (.json).
+        tp: Tensor-parallel GPUs.
+        num_blocks: KV blocks that the engine reported; by default derived from memory.
+        max_num_seqs: Most requests in a batch; also sets the captured CUDA graphs.
+        max_num_batched_tokens: Most tokens in a step.
+        engine_version: Release of vLLM whose KV memory and defaults are meant, as 0.19.
+        overwrite: Replace the profile if it exists.
     """
     from twinserve.profiles.catalog import find_gpu
     from twinserve.profiles.kv_memory.releases import check_release
@@ -122,26 +108,16 @@ def scale(
 ) -> None:
     """Scale a profile's times on purpose, to see which results depend on them (docs/studies.md).
 
-    Parameters
-    ----------
-    name: str
-        Shipped profile, MODEL@GPU[:tpN], or a file.
-    out: Path
-        The profile to write (.json).
-    step: float
-        Factor on all step times.
-    prefill: float
-        Factor on the time that prompt tokens add to a step.
-    decode: float
-        Factor on the time of a step's decodes alone, without the host's share.
-    host: float
-        Factor on the host's share of a step.
-    pcie: float
-        Factor on the PCIe rate.
-    kv: float
-        Factor on the number of KV blocks.
-    overwrite: bool
-        Replace the profile if it is there already.
+    Args:
+        name: Shipped profile, MODEL@GPU[:tpN], or a file.
+        out: The profile to write (.json).
+        step: Factor on all step times.
+        prefill: Factor on the time that prompt tokens add to a step.
+        decode: Factor on the time of a step's decodes alone, without the host's share.
+        host: Factor on the host's share of a step.
+        pcie: Factor on the PCIe rate.
+        kv: Factor on the number of KV blocks.
+        overwrite: Replace the profile if it is there already.
     """
     from twinserve.profiles.profile import load_profile, save_profile
 
@@ -166,23 +142,16 @@ def fit(
     """Fit the published latency forms to recorded steps, and compare their errors. Also: calibrate
     --from-steps.
 
-    Parameters
-    ----------
-    steps: Path
-        Steps of one engine: .parquet of `calibrate --raw`, or CSV (docs/profiles.md lists the
-        columns).
-    profile: str
-        Also compare this profile, as it is and with host terms fitted to the steps.
-    model: str
-        Only rows whose `model` column contains this.
-    form: str
-        What --out writes: host (the profile's form with fitted host terms; the default), bros, or
-        table.
-    out: Path
-        Write the profile with fitted step times (.json); needs --profile, the profile of the engine
-        that made the steps.
-    overwrite: bool
-        Replace the profile if it is there already.
+    Args:
+        steps: Steps of one engine: .parquet of `calibrate --raw`, or CSV (docs/profiles.md lists
+            the columns).
+        profile: Also compare this profile, as it is and with host terms fitted to the steps.
+        model: Only rows whose `model` column contains this.
+        form: What --out writes: host (the profile's form with fitted host terms; the default),
+            bros, or table.
+        out: Write the profile with fitted step times (.json); needs --profile, the profile of the
+            engine that made the steps.
+        overwrite: Replace the profile if it is there already.
     """
     from twinserve.profiles.forms.step_fits import FITTED, fit_forms, fitted_profile
     from twinserve.profiles.measured.step_files import read_steps

@@ -23,17 +23,12 @@ def report(
 
     $ twinserve report run other-run --out report.html
 
-    Parameters
-    ----------
-    runs: list[Path]
-        Folders that `--out` of these commands wrote, or that contain such folders at any depth. The
-        page keeps their order.
-    out: Path
-        The .html file, or a folder for it.
-    title: str
-        Of the page, instead of what is in it.
-    overwrite: bool
-        Replace an existing page.
+    Args:
+        runs: Folders that `--out` of these commands wrote, or that contain such folders at any
+            depth. The page keeps their order.
+        out: The .html file, or a folder for it.
+        title: Of the page, instead of what is in it.
+        overwrite: Replace an existing page.
     """
     from twinserve.sim.report.html import write_report
 

@@ -34,18 +34,13 @@ def reroute(
     $ twinserve route --worker http://127.0.0.1:8000 --record routing.jsonl.gz
     $ twinserve reroute routing.jsonl.gz
 
-    Parameters
-    ----------
-    record: Path
-        File that `twinserve route --record` wrote.
-    router: str
-        A router other than the recorded one; then picks may differ.
-    age: float
-        Seconds from a simulated measurement to its arrival; by default the median of the polls.
-    interval: float
-        Seconds between simulated measurements; by default the median of the polls.
-    as_json: bool
-        Print the result as JSON and nothing else.
+    Args:
+        record: File that `twinserve route --record` wrote.
+        router: A router other than the recorded one; then picks may differ.
+        age: Seconds from a simulated measurement to its arrival; by default the median of the
+            polls.
+        interval: Seconds between simulated measurements; by default the median of the polls.
+        as_json: Print the result as JSON and nothing else.
     """
     from twinserve.backends.live.route.settings import model_of
     from twinserve.sim.fleet.routers.registry import parse_router

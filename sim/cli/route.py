@@ -50,65 +50,41 @@ def route(
 
     The command runs until SIGTERM or Ctrl-C. Then requests under way end, and new ones are refused.
 
-    Parameters
-    ----------
-    worker: list[str]
-        http://HOST:PORT of a `vllm serve`; may be repeated.
-    router: str
-        As of simulate, options after a colon: `vllm-dp`, `llm-d:prefix=5`, FILE.py:Class.
-    host: str
-        Where to listen.
-    port: int
-        Where to listen; 0: any free one.
-    poll: float
-        Seconds between polls of a worker's /metrics; by default the router's `interval`, or 0.5.
-    health_interval: float
-        Seconds between checks of a worker's /health.
-    health_timeout: float
-        Seconds that a check, or a poll, may take.
-    misses: int
-        Failed checks in a row after which a worker is down.
-    back_off: float
-        Longest time in seconds for which a worker that fails repeatedly gets no requests.
-    retries: int
-        How often a request is sent again when a worker loses it.
-    no_migration: bool
-        Do not continue a streamed answer on another worker if its worker fails.
-    max_in_flight: int
-        Requests at workers at once; more of them wait.
-    queue: int
-        Requests that may wait; more get 429, best-effort ones first.
-    queue_timeout: float
-        Seconds that a request may wait; then it gets 503.
-    connections: int
-        Connections of clients at once; more get 503.
-    body_bytes: int
-        Longest body of a request.
-    header_bytes: int
-        Longest request line, and longest header.
-    body_timeout: float
-        Seconds within which a request's body must arrive.
-    idle_timeout: float
-        Seconds after which a connection without a whole request is closed.
-    write_timeout: float
-        Seconds after which a client that reads nothing of its answer is disconnected.
-    drain: float
-        Seconds that requests may take to end after SIGTERM.
-    session_header: str
-        Requests with the same value of this header are one session.
-    session_expiry: float
-        Seconds for which a session without requests is remembered.
-    clients: str
-        The servers' file of clients, or trusted: how far claims about requests are believed.
-    kv_events: list[str]
-        tcp://HOST:PORT[,tcp://HOST:PORT] where a worker publishes KV events, and replays them.
-        One for each worker, or one with the host * for all.
-    profile: str
-        Profile of the workers, for routers that predict step times: a name, or a .json file.
-    record: Path
-        Write all signals, requests and picks of the router to this .jsonl.gz file, at the end.
-    overwrite: bool
-        Replace an existing record.
+    Args:
+        worker: http://HOST:PORT of a `vllm serve`; may be repeated.
+        router: As of simulate, options after a colon: `vllm-dp`, `llm-d:prefix=5`, FILE.py:Class.
+        host: Where to listen.
+        port: Where to listen; 0: any free one.
+        poll: Seconds between polls of a worker's /metrics; by default the router's `interval`, or
+            0.5.
+        health_interval: Seconds between checks of a worker's /health.
+        health_timeout: Seconds that a check, or a poll, may take.
+        misses: Failed checks in a row after which a worker is down.
+        back_off: Longest time in seconds for which a worker that fails repeatedly gets no requests.
+        retries: How often a request is sent again when a worker loses it.
+        no_migration: Do not continue a streamed answer on another worker if its worker fails.
+        max_in_flight: Requests at workers at once; more of them wait.
+        queue: Requests that may wait; more get 429, best-effort ones first.
+        queue_timeout: Seconds that a request may wait; then it gets 503.
+        connections: Connections of clients at once; more get 503.
+        body_bytes: Longest body of a request.
+        header_bytes: Longest request line, and longest header.
+        body_timeout: Seconds within which a request's body must arrive.
+        idle_timeout: Seconds after which a connection without a whole request is closed.
+        write_timeout: Seconds after which a client that reads nothing of its answer is
+            disconnected.
+        drain: Seconds that requests may take to end after SIGTERM.
+        session_header: Requests with the same value of this header are one session.
+        session_expiry: Seconds for which a session without requests is remembered.
+        clients: The servers' file of clients, or trusted: how far claims about requests are
+            believed.
+        kv_events: tcp://HOST:PORT[,tcp://HOST:PORT] where a worker publishes KV events, and replays
+            them. One for each worker, or one with the host * for all.
+        profile: Profile of the workers, for routers that predict step times: a name, or a .json
+            file.
+        record: Write all signals, requests and picks of the router to this .jsonl.gz file, at the
+            end.
+        overwrite: Replace an existing record.
     """
     from twinserve.backends.live.route.settings import RouteSettings, require_libraries
     from twinserve.sim.setup.config import SettingsError

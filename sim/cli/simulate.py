@@ -68,48 +68,29 @@ def simulate(
     $ simulate --profile llama-3.1-8b@h100 --replicas 4 --rate-scale 8 --out run
     $ simulate --config run/run.json --seed 1
 
-    Parameters
-    ----------
-    config: SimulationConfig
-        Settings of the run.
-    preset: str
-        A published setting, which other flags modify: bros-hybrid.
-    config_file: Path
-        Settings from a former run's run.json; flags given here win.
-    goodput: list[str]
-        Objectives for goodput in milliseconds, as in vLLM: ttft:500 tpot:50.
-    warmup: str
-        Leave out of the metrics the first requests (500) or seconds (60s).
-    metrics_every: float
-        Also metrics of each window of so many seconds.
-    percentiles: str
-        Percentiles of the latencies in table and JSON: 50,90,99.9.
-    out: Path
-        Folder for the results; with several policies, one folder in it for each.
-    overwrite: bool
-        Replace the earlier run in --out, and the files of --export and --bench-json.
-    resume: bool
-        Keep the runs of the same settings that --out holds already, and run the other policies.
-    timeline: bool
-        Also write trace.json.gz, a timeline that opens in Perfetto.
-    decisions: bool
-        Also write decisions.jsonl.gz, every plan of the run, for twinserve replay.
-    error_bars: bool
-        Run four times more with step times off by their expected error, and show how far each
-        metric moves.
-    spare: bool
-        Run twice more, without failures and with one more replica, and show what each keeps.
-    export: Path
-        Write the requests that were submitted, best-effort pool included, as a trace file.
-    bench_json: Path
-        Write the results as vllm bench serve --save-detailed does (.json), for tools that read such
-        files.
-    fail_on_miss: bool
-        Exit with status 3 if a run misses an objective.
-    as_json: bool
-        Print the summaries as JSON and nothing else: a list of runs.
-    quiet: bool
-        No progress.
+    Args:
+        config: Settings of the run.
+        preset: A published setting, which other flags modify: bros-hybrid.
+        config_file: Settings from a former run's run.json; flags given here win.
+        goodput: Objectives for goodput in milliseconds, as in vLLM: ttft:500 tpot:50.
+        warmup: Leave out of the metrics the first requests (500) or seconds (60s).
+        metrics_every: Also metrics of each window of so many seconds.
+        percentiles: Percentiles of the latencies in table and JSON: 50,90,99.9.
+        out: Folder for the results; with several policies, one folder in it for each.
+        overwrite: Replace the earlier run in --out, and the files of --export and --bench-json.
+        resume: Keep the runs of the same settings that --out holds already, and run the other
+            policies.
+        timeline: Also write trace.json.gz, a timeline that opens in Perfetto.
+        decisions: Also write decisions.jsonl.gz, every plan of the run, for twinserve replay.
+        error_bars: Run four times more with step times off by their expected error, and show how
+            far each metric moves.
+        spare: Run twice more, without failures and with one more replica, and show what each keeps.
+        export: Write the requests that were submitted, best-effort pool included, as a trace file.
+        bench_json: Write the results as vllm bench serve --save-detailed does (.json), for tools
+            that read such files.
+        fail_on_miss: Exit with status 3 if a run misses an objective.
+        as_json: Print the summaries as JSON and nothing else: a list of runs.
+        quiet: No progress.
     """
     from twinserve.sim.report.fleet import print_beside, print_pools
     from twinserve.sim.report.notes import notes_of

@@ -71,56 +71,36 @@ def sweep(
     $ twinserve sweep --preset bros-hybrid --grid rate=4,8 --seeds 3 --out hybrid
     $ twinserve sweep --params settings.json --dry-run
 
-    Parameters
-    ----------
-    config: SimulationConfig
-        Settings of all runs; those of a combination win.
-    params: list[Path]
-        JSON file of combinations, as of vllm bench sweep: [{"policy": "bros", "load": 0.7}, ...] or
-        {"NAME": {...}, ...}.
-    grid: list[str]
-        NAME=VALUE,VALUE of one setting; policy=vllm,bros:chunk=2048,kv=paged has two values, as
-        option=value goes with what is before it; a JSON list, NAME=["...", "..."], where values
-        have other commas. Given again, a name gets further values.
-    link_vars: str
-        Only combinations in which these settings have equal values: SETTING=SETTING,...
-    seeds: int
-        Runs of each combination, with --seed, --seed + 1, ...
-    repeat: str
-        Instead of --seeds, of a recorded trace: windows=5 runs each combination in five windows of
-        the trace, blocks=20 once, with intervals from a bootstrap over twenty blocks of its time.
-    baseline: str
-        Show differences to the runs with this value, as policy=vllm, paired and tested.
-    preset: str
-        A published setting, which other flags modify: bros-hybrid.
-    config_file: Path
-        Settings from a former run's run.json; flags given here win.
-    goodput: list[str]
-        Objectives for goodput in milliseconds, as in vLLM: ttft:500 tpot:50.
-    warmup: str
-        Leave out of the metrics the first requests (500) or seconds (60s).
-    percentiles: str
-        Percentiles of the latencies: 50,90,99.9.
-    error_bars: bool
-        Each run four times more with step times off by their expected error: tables and plots show
-        how far its numbers move.
-    out: Path
-        Folder for tables and plots; finished runs are kept there.
-    workers: int
-        Processes. [default: one for each core]
-    executor: Literal["local", "ray"]
-        Processes of this machine, or a Ray cluster: that of RAY_ADDRESS, else one of this machine.
-    plot: list[str]
-        What to draw: x=load y=classes.rt.mean_ttft_ms,output_throughput; names as in table.csv;
-        size=column for one column of a paper.
-    retry_failed: bool
-        Run failed runs again.
-    any_version: bool
-        Also use finished runs of other versions of the code.
-    dry_run: bool
-        List the runs, and run nothing.
-    quiet: bool
-        No progress.
+    Args:
+        config: Settings of all runs; those of a combination win.
+        params: JSON file of combinations, as of vllm bench sweep: [{"policy": "bros", "load": 0.7},
+            ...] or {"NAME": {...}, ...}.
+        grid: NAME=VALUE,VALUE of one setting; policy=vllm,bros:chunk=2048,kv=paged has two values,
+            as option=value goes with what is before it; a JSON list, NAME=["...", "..."], where
+            values have other commas. Given again, a name gets further values.
+        link_vars: Only combinations in which these settings have equal values: SETTING=SETTING,...
+        seeds: Runs of each combination, with --seed, --seed + 1, ...
+        repeat: Instead of --seeds, of a recorded trace: windows=5 runs each combination in five
+            windows of the trace, blocks=20 once, with intervals from a bootstrap over twenty blocks
+            of its time.
+        baseline: Show differences to the runs with this value, as policy=vllm, paired and tested.
+        preset: A published setting, which other flags modify: bros-hybrid.
+        config_file: Settings from a former run's run.json; flags given here win.
+        goodput: Objectives for goodput in milliseconds, as in vLLM: ttft:500 tpot:50.
+        warmup: Leave out of the metrics the first requests (500) or seconds (60s).
+        percentiles: Percentiles of the latencies: 50,90,99.9.
+        error_bars: Each run four times more with step times off by their expected error: tables and
+            plots show how far its numbers move.
+        out: Folder for tables and plots; finished runs are kept there.
+        workers: Processes. [default: one for each core]
+        executor: Processes of this machine, or a Ray cluster: that of RAY_ADDRESS, else one of this
+            machine.
+        plot: What to draw: x=load y=classes.rt.mean_ttft_ms,output_throughput; names as in
+            table.csv; size=column for one column of a paper.
+        retry_failed: Run failed runs again.
+        any_version: Also use finished runs of other versions of the code.
+        dry_run: List the runs, and run nothing.
+        quiet: No progress.
     """
     from twinserve.sim.results.metrics_objectives import parse_goodput
     from twinserve.sim.setup.measured import metrics_options

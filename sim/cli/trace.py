@@ -41,10 +41,8 @@ def list_() -> None:
 def fetch(name: str) -> None:
     """Download a recorded trace once, checked by its sha256, and print where it is.
 
-    Parameters
-    ----------
-    name: str
-        Name from `trace list`.
+    Args:
+        name: Name from `trace list`.
     """
     from twinserve.traces import load
 
@@ -67,24 +65,15 @@ def inspect(
 ) -> None:
     """Show what a trace holds: source, rate, lengths, prefix sharing.
 
-    Parameters
-    ----------
-    trace: str
-        Name or file.
-    format: str
-        Format of a file whose content does not show it.
-    columns: str
-        Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
-    benchmark: int
-        Which benchmark of a report of guidellm with several, from 1.
-    seed: int
-        Seed of generated arrivals and lengths.
-    rate: float
-        Requests a second of generated arrivals.
-    offline: bool
-        Never download.
-    as_json: bool
-        Everything, as JSON.
+    Args:
+        trace: Name or file.
+        format: Format of a file whose content does not show it.
+        columns: Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
+        benchmark: Which benchmark of a report of guidellm with several, from 1.
+        seed: Seed of generated arrivals and lengths.
+        rate: Requests a second of generated arrivals.
+        offline: Never download.
+        as_json: Everything, as JSON.
     """
     from twinserve.sim.results.files import dump_json
     from twinserve.traces import load, verbs
@@ -136,24 +125,15 @@ def convert(
 ) -> None:
     """Write a trace as Mooncake JSONL with its sidecar, for this and other tools.
 
-    Parameters
-    ----------
-    source: str
-        Name or file.
-    target: Path
-        The .jsonl file to write.
-    format: str
-        Format of a source whose content does not show it.
-    columns: str
-        Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
-    benchmark: int
-        Which benchmark of a report of guidellm with several, from 1.
-    rate: float
-        Requests a second, for sources that have lengths only.
-    raw_arrivals: bool
-        Keep arrivals on the ticks of the recording.
-    overwrite: bool
-        Replace the target if it exists.
+    Args:
+        source: Name or file.
+        target: The .jsonl file to write.
+        format: Format of a source whose content does not show it.
+        columns: Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
+        benchmark: Which benchmark of a report of guidellm with several, from 1.
+        rate: Requests a second, for sources that have lengths only.
+        raw_arrivals: Keep arrivals on the ticks of the recording.
+        overwrite: Replace the target if it exists.
     """
     from twinserve.traces import verbs
 
@@ -178,22 +158,15 @@ def anonymise(
 ) -> None:
     """Write a trace without names, texts and dates, and show which statistics are kept.
 
-    Parameters
-    ----------
-    source: str
-        Name or file.
-    target: Path
-        The .jsonl file to write.
-    format: str
-        Format of a source whose content does not tell.
-    columns: str
-        Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
-    salt: str
-        Secret from which names of blocks and the jitter are drawn. [default: a new one, not kept]
-    jitter: float
-        Seconds by which each arrival moves at most, either way.
-    overwrite: bool
-        Replace the target if it is there already.
+    Args:
+        source: Name or file.
+        target: The .jsonl file to write.
+        format: Format of a source whose content does not tell.
+        columns: Columns of any CSV file: arrival=ts,prompt=in,output=out (docs/traces.md).
+        salt: Secret from which names of blocks and the jitter are drawn. [default: a new one, not
+            kept]
+        jitter: Seconds by which each arrival moves at most, either way.
+        overwrite: Replace the target if it is there already.
     """
     from twinserve.traces import anonymise as anonymous
     from twinserve.traces import verbs
@@ -225,22 +198,14 @@ def synth(
 ) -> None:
     """Make a trace with Poisson arrivals and write it.
 
-    Parameters
-    ----------
-    target: Path
-        The .jsonl file to write.
-    lengths: str
-        sharegpt, lmsys, or fixed:PROMPT,OUTPUT in tokens.
-    rate: float
-        Requests a second.
-    duration: float
-        Seconds of arrivals.
-    requests: int
-        Number of requests.
-    seed: int
-        Same seed, same trace.
-    overwrite: bool
-        Replace the target if it is there already.
+    Args:
+        target: The .jsonl file to write.
+        lengths: sharegpt, lmsys, or fixed:PROMPT,OUTPUT in tokens.
+        rate: Requests a second.
+        duration: Seconds of arrivals.
+        requests: Number of requests.
+        seed: Same seed, same trace.
+        overwrite: Replace the target if it is there already.
     """
     from twinserve.traces import verbs
     from twinserve.traces.generators.synth import synth as generate

@@ -57,40 +57,25 @@ def validate(
     $ twinserve validate --profile cpu.json -t poisson --rate 20 --requests 40 --out checked
     $ twinserve validate --emulated --profile llama-3.1-8b@h100 -t mooncake --requests 200 --load 1
 
-    Parameters
-    ----------
-    config: SimulationConfig
-        Settings of the run.
-    model: str
-        Folder of a model, or `tiny`, `deep` or `small`.
-    repeats: int
-        Live runs of each policy.
-    pace: str
-        wall: requests arrive in wall time. measured: the clock advances by each step's measured
-        time.
-    weights: str
-        safetensors, dummy (random) or auto.
-    dtype: str
-        Of weights and KV; auto: float32 for tiny, deep and small, else the model's.
-    graphs: bool
-        CUDA graphs and compilation.
-    engine_arg: list[str]
-        NAME=VALUE, further vLLM engine arguments; may be repeated.
-    emulated: bool
-        The engine has an emulated GPU, of --profile, and virtual time: vLLM's own loop must decide
-        what was simulated, step by step. No model, no repeats.
-    limit: float
-        Stop all runs after so many seconds; finished runs are compared and marked as partial.
-        Starting engines does not count.
-    out: Path
-        Folder for the comparison: validation.json, validation.md, plots, the rows of all runs. The
-        steps of each run are kept next to it (FOLDER.steps) until all is written.
-    overwrite: bool
-        Replace the earlier comparison in --out.
-    as_json: bool
-        Print the comparison as JSON and nothing else.
-    quiet: bool
-        No progress.
+    Args:
+        config: Settings of the run.
+        model: Folder of a model, or `tiny`, `deep` or `small`.
+        repeats: Live runs of each policy.
+        pace: wall: requests arrive in wall time. measured: the clock advances by each step's
+            measured time.
+        weights: safetensors, dummy (random) or auto.
+        dtype: Of weights and KV; auto: float32 for tiny, deep and small, else the model's.
+        graphs: CUDA graphs and compilation.
+        engine_arg: NAME=VALUE, further vLLM engine arguments; may be repeated.
+        emulated: The engine has an emulated GPU, of --profile, and virtual time: vLLM's own loop
+            must decide what was simulated, step by step. No model, no repeats.
+        limit: Stop all runs after so many seconds; finished runs are compared and marked as
+            partial. Starting engines does not count.
+        out: Folder for the comparison: validation.json, validation.md, plots, the rows of all runs.
+            The steps of each run are kept next to it (FOLDER.steps) until all is written.
+        overwrite: Replace the earlier comparison in --out.
+        as_json: Print the comparison as JSON and nothing else.
+        quiet: No progress.
     """
     from twinserve.backends.live.versions import LiveEngineError, installed_vllm
     from twinserve.sim.report.table import print_lines

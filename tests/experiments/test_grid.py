@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.experiments.squares import CALLS, square
 from twinserve.experiments.study import command
 from twinserve.experiments.study.command import GridOptions
+from twinserve.experiments.study.points import Plan, Point, planned, run_grid
 from twinserve.experiments.study.study import Figure, Scale, Study, how_long
 from twinserve.experiments.study.tables import Table
 from twinserve.experiments.study.verdict import Claim
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.sweep.grid import Plan, Point, planned, run_grid
 from twinserve.sim.sweep.paired import KINDS, told
 from twinserve.sim.sweep.points import KEPT
 from twinserve.sim.sweep.statistics import interval, over_seeds, shown

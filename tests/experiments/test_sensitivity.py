@@ -21,6 +21,7 @@ from twinserve.experiments.sensitivity.main import (
 )
 from twinserve.experiments.study.command import GridOptions
 from twinserve.experiments.study.off import PARTS, BelievingInputs, misjudging, perturbed
+from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.runs import inputs_of as of_settings
 from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Scale
@@ -28,7 +29,6 @@ from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy, policy_class
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.replicas import kinds, make_policy
-from twinserve.sim.sweep.grid import Point
 
 BROS = policy_class("bros")
 QUICK = Scale(quick=True, seeds=(0,))

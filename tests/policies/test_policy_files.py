@@ -9,6 +9,7 @@ import pytest
 
 from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
 from twinserve.backends.live.versions import LiveEngineError
+from twinserve.experiments.study.points import Point, run_grid
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import parse_policy, policy_class
 from twinserve.sim.cli import main as cli
@@ -17,7 +18,6 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.presets import check_policy_file
 from twinserve.sim.setup.run import simulate
-from twinserve.sim.sweep.grid import Point, run_grid
 
 MINE = """
 from __future__ import annotations

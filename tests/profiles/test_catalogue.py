@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 from twinserve.policies.overview import KNOWN, policy_rows
 from twinserve.policies.registry import policy_names
 from twinserve.profiles.catalog import GPUS, MODELS, find_model
+from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.forms.efficiency import HOPPER
-from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
 from twinserve.profiles.gpus import FEW_BITS
 from twinserve.profiles.models.config import read_config
 from twinserve.profiles.models.published import PUBLISHED, SEEN

@@ -11,7 +11,7 @@ pytest.importorskip("aiconfigurator_core")
 
 from tests.parameters import mostly_nightly  # noqa: E402
 from twinserve.profiles.catalog import find_gpu, find_model  # noqa: E402
-from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work  # noqa: E402
+from twinserve.profiles.composition import decode_work, prefill_work  # noqa: E402
 from twinserve.profiles.memory import with_fp8_kv  # noqa: E402
 from twinserve.profiles.operators.aic import form_from_aiconfigurator  # noqa: E402
 from twinserve.profiles.operators.model import OperatorModel  # noqa: E402

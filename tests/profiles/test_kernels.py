@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
+from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
 from twinserve.profiles.forms.kernel_rates import RATES, rates_of
 from twinserve.profiles.forms.kernels import PADDED_ROWS, KernelsModel, zipf_shares
 from twinserve.profiles.forms.roofline import RooflineModel

@@ -9,8 +9,8 @@ import pytest
 from tests.profiles.test_hostile_configs import QWEN3_MOE
 from tests.profiles.test_model_configs import DEEPSEEK_V3, NEMO
 from twinserve.profiles.catalog import find_gpu
+from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.forms.efficiency import find_efficiency
-from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
 from twinserve.profiles.forms.kernels import rank_model
 from twinserve.profiles.gpus import gpu_for
 from twinserve.profiles.models.config import read_config, read_model

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from twinserve.profiles.composition import decode_work
 from twinserve.profiles.evidence import expected_errors
-from twinserve.profiles.forms.efficiency_fit import decode_work
 from twinserve.profiles.memory import with_fp8_kv
 from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError

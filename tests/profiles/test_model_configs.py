@@ -8,9 +8,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from twinserve.profiles.catalog import find_gpu, find_model
-from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
 from twinserve.profiles.forms.efficiency import find_efficiency
-from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
 from twinserve.profiles.forms.kernels import rank_model
 from twinserve.profiles.forms.roofline import RooflineModel, pairs_within
 from twinserve.profiles.models.config import read_config, read_model

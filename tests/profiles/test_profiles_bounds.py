@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.profiles.test_profiles_marks import MARKS
 from twinserve.profiles.catalog import find_model
-from twinserve.profiles.forms.efficiency_fit import decode_work
+from twinserve.profiles.composition import decode_work
 from twinserve.profiles.names import list_profiles
 from twinserve.profiles.operators.bounds import (
     CACHE_BYTES,

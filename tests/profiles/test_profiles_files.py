@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
+from twinserve.profiles.composition import decode_work
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.forms.echo import EchoModel
-from twinserve.profiles.forms.efficiency_fit import decode_work
 from twinserve.profiles.forms.table import TableModel
 from twinserve.profiles.models.config import read_config
 from twinserve.profiles.names import list_profiles

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 from tests.examples import examples
 from twinserve.profiles.catalog import SYSTEMS, find_model
-from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
+from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
 from twinserve.profiles.forms.step_fits import fit_forms
 from twinserve.profiles.measured.step_files import read_steps
 from twinserve.profiles.names import list_profiles

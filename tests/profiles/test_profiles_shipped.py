@@ -11,8 +11,8 @@ from scipy.optimize import nnls
 
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, read_run, simulate, simulated_samples
+from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.forms.efficiency import BORROWED_ERROR, FAMILIES
-from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
 from twinserve.profiles.names import ProfileName, list_profiles
 from twinserve.profiles.operators.model import OperatorModel
 from twinserve.profiles.operators.shipped import (

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from twinserve.profiles.catalog import find_gpu, find_model
-from twinserve.profiles.composition import StepComposition, isolated_prefill_seconds
+from twinserve.profiles.composition import (
+    StepComposition,
+    decode_work,
+    isolated_prefill_seconds,
+    prefill_work,
+)
 from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
 from twinserve.profiles.forms.echo import EchoModel
-from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
 from twinserve.profiles.forms.layerkv import LayerKvModel
 from twinserve.profiles.forms.sums import BatchSumsModel
 from twinserve.profiles.forms.table import TableModel

@@ -4,7 +4,7 @@ refused."""
 import pytest
 
 from twinserve.profiles.catalog import find_model
-from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
+from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.memory import with_fp8_kv, with_server_flags
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import derive_profile, load_profile

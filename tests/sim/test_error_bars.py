@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import twinserve
+from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.evidence import ExpectedErrors, StepError, expected_errors
-from twinserve.profiles.forms.efficiency_fit import decode_work, prefill_work
 from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import main, simulate_main

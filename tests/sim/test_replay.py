@@ -210,7 +210,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "sim/cli/progress.py",
     "sim/twin/replay.py",
     "sim/setup/run.py",
-    "sim/sweep/grid.py",
+    "experiments/study/points.py",
     "experiments/attention/main.py",
     "experiments/campaign/bench.py",
     "experiments/campaign/host.py",

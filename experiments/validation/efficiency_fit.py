@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
 from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
 
@@ -64,16 +64,6 @@ class Sample:
     tp: int
     work: StepComposition
     seconds: float
-
-
-def decode_work(requests: int, context: float) -> StepComposition:
-    """A step in which `requests` requests with `context` resident tokens each decode one token."""
-    return StepComposition(requests, int(requests * context), int(context))
-
-
-def prefill_work(new: int, resident: int = 0) -> StepComposition:
-    """A step that computes one chunk of `new` tokens on `resident` ones."""
-    return StepComposition(prefill_new=np.array([new]), prefill_resident=np.array([resident]))
 
 
 def relative_errors(samples: Sequence[Sample], efficiency: Efficiency) -> np.ndarray:
