@@ -26,6 +26,11 @@ FOREIGN = ("backends/v3/src/", "v1/core/", "vllm/", "sarathi/", "fastserve/")
 INVENTED = {"mine.py", LEDGERS.group, ROUTERS.group, OWN_READERS.group}
 
 
+# Words at most: of all pages, and of single ones. `wc -w` counts the same.
+ALL_WORDS, ALL_PAGES, README_LINES = 80_000, 30, 180
+MOST_WORDS = {"bros": 2500, "echo": 2500, "layerkv": 2500, "justitia": 2500, "architecture": 1500}
+
+
 def paths(text: str) -> list[str]:
     """What stands in backticks, outside of listings, and looks like a path of the repository. Words
     in capitals stand for something else."""
@@ -71,6 +76,13 @@ def defined(module: Path) -> set[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
     return found
+
+
+def test_pages_are_no_longer_than_agreed():
+    words = {page.stem: len(page.read_text().split()) for page in DOCS.glob("*.md")}
+    assert len(words) <= ALL_PAGES and sum(words.values()) <= ALL_WORDS
+    assert {name: words[name] for name, most in MOST_WORDS.items() if words[name] > most} == {}
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -27,7 +27,7 @@ def pages() -> dict[str, str]:
 
 
 def tables() -> dict[str, str]:
-    """All tables of each study that is of no paper, from the CSV files that it keeps."""
+    """All tables of each study, or its claims of a paper, from the files that it keeps."""
     from twinserve.experiments.study.command import STUDIES
     from twinserve.experiments.study.study import Study
 
@@ -35,8 +35,9 @@ def tables() -> dict[str, str]:
     for folder in sorted((ROOT / "docs" / "results").iterdir()):
         if folder.name in STUDIES:
             study = import_module(f"twinserve.experiments.{folder.name}.main").STUDY
-            if isinstance(study, Study) and not study.paper:
-                found[f"results/{folder.name}/{study.report}"] = study.tables(folder)
+            if isinstance(study, Study):
+                text = study.markdown(folder) if study.paper else study.tables(folder)
+                found[f"results/{folder.name}/{study.report}"] = text
     return found
 
 
