@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 
 from tests.experiments.squares import CALLS, square
 from tests.sim.test_report_folders import LIMIT, PLAN, put
-from twinserve.experiments.attention.main import KERNELS, Report
 from twinserve.experiments.campaign.main import main as campaign
 from twinserve.experiments.campaign.setup import CAMPAIGN, Store
 from twinserve.experiments.study.command import GridOptions
@@ -223,10 +222,6 @@ def _write_machine(folder: Path) -> Path:
     return folder / "steps" / "machine.json"
 
 
-def _write_kernels(folder: Path) -> Path:
-    return Report(folder / "kernel" / "tiny", 1.0, device="none").path
-
-
 _STUDY = "--seeds 1 --workers 1 --out {folder}/.."
 _CAMPAIGN = "report --out {folder}/.."
 CASES = (
@@ -317,11 +312,5 @@ CASES = (
         _write_machine,
         lambda file: Store(file.parents[1]).read("steps", file.name),
         ((campaign, _CAMPAIGN),),
-    ),
-    Case(
-        KERNELS,
-        _write_kernels,
-        lambda file: Store(file.parents[2]).read("kernel", "tiny", file.name, form=KERNELS),
-        ((campaign, f"{_CAMPAIGN}/.."),),
     ),
 )

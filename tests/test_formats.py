@@ -49,7 +49,6 @@ READERS = {
     "backends/live/serving/prometheus.py": "counts of the same server",
     "experiments/benchmark/main.py": "what a command that it has just run printed",
     "experiments/campaign/runs.py": "files of campaigns",
-    "experiments/campaign/serve.py": OTHERS,
     "experiments/campaign/setup.py": "files of campaigns",
     "experiments/route/replayed.py": TOLD,
     "experiments/route/twin.py": TOLD,
@@ -223,9 +222,7 @@ def test_whoever_reads_files_says_of_which_format():
     assert found == set(READERS)
     assert {
         what for said in READERS.values() for what in said.split(", ") if what in BY_NAME
-    } == set(BY_NAME) - {
-        "kernel timings"  # a campaign's folder reads them
-    }
+    } == set(BY_NAME)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ measured; call it again and it goes on where it was.
     validate  locked and free runs of traces                       (DIR/runs)
     swap      KV to the host and back                              (DIR/steps)
     host      planning beside the running step, and without that   (DIR/steps)
-    serve     vllm serve at its defaults, under vLLM's own client  (DIR/serve)
-    kernel    attention over blocks filled from either end         (DIR/kernel)
     profile   the profile that these make; needs no GPU            (DIR/profiles)
     report    tables of all that is there; needs no GPU  (DIR/report)
 
@@ -30,7 +28,6 @@ from pathlib import Path
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.errors import worded
 from twinserve.experiments.campaign.setup import (
-    LOG,
     MODEL_SIZES,
     Deadline,
     Engines,
@@ -43,8 +40,8 @@ from twinserve.policies.names import RegistryError
 from twinserve.sim.cli.live import engine_arguments
 from twinserve.sim.setup.config import SettingsError
 
-STAGES = ("plan", "steps", "validate", "swap", "host", "serve", "kernel", "profile", "report")
-ON_ENGINE = ("steps", "validate", "swap", "host", "serve")
+STAGES = ("plan", "steps", "validate", "swap", "host", "profile", "report")
+ON_ENGINE = ("steps", "validate", "swap", "host")
 LOADS = (0.8, 1.1, 0.5)
 GRACE_S = 20.0  # after the limit, to save and to stop; then the process ends as it is
 # Engine arguments that a campaign sets itself, and what says them.
@@ -66,8 +63,6 @@ OPTIONS: dict[str, dict] = {
     "--time-limit": {"type": float, "default": 540.0, "help": "seconds for all stages together"},
     "--model": {"choices": sorted(MODEL_SIZES), "default": "8b"},
     "--eager": {"action": "store_true", "help": "without CUDA graphs and compilation"},
-    "--mirror": {"type": Path, "help": "folder that gets each part as one tar with every save"},
-    "--restore": {"type": Path, "help": "a mirror: take what --out lacks, or has older, from it"},
     "--traces": {"type": Path, "help": "folder of trace files for plan and validate"},
     "--policies": {"nargs": "+", "help": "the two most important first; vllm, bros, others"},
     "--loads": {"nargs": "+", "type": float, "default": list(LOADS),
@@ -78,7 +73,6 @@ OPTIONS: dict[str, dict] = {
     "--no-swap": {"action": "store_true", "help": "validate on an engine without host memory"},
     "--engine-arg": {"action": "append", "default": [], "metavar": "NAME=VALUE",
                      "help": "further vLLM engine argument"},
-    "--tokenizer": {"type": Path, "help": "folder with tokenizer.json, for stage serve"},
     "--seed": {"type": int, "default": 0},
     "--quick": {"action": "store_true", "help": "fewer points for stage steps"},
     "--no-close": {"dest": "close", "action": "store_false",
@@ -101,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         on_traces = any(name in ("plan", "validate") for name, _ in stages)
         traces = _traces(options.traces) if on_traces else {}
         _check(options, [name for name, _ in stages], extra)
-        store = Store(options.out, options.mirror, options.restore)
+        store = Store(options.out)
         return _go(options, stages, store, deadline, extra, traces)
     except (LiveEngineError, RegistryError, SettingsError, StageError) as error:
         print(f"error: {worded(error)}", file=sys.stderr)
@@ -142,10 +136,8 @@ def _go(
         wrong += 1
     finally:
         signal.signal(signal.SIGTERM, before)
-        store.saved(LOG)
         if options.close and deadline.left > 0:
             engines.close()
-            store.saved(LOG)
     return int(wrong > 0)
 
 
@@ -200,14 +192,6 @@ def _run(
         from twinserve.experiments.campaign.host import measure_host
 
         measure_host(*where, **extra)
-    elif name == "serve":
-        from twinserve.experiments.campaign.serve import measure_server
-
-        measure_server(*where, options.tokenizer, options.seed, **extra)
-    elif name == "kernel":
-        from twinserve.experiments.campaign.kernel import measure_kernels
-
-        measure_kernels(store, engines, key, deadline)
     else:
         from twinserve.experiments.campaign.report import write_report
 

@@ -2,8 +2,8 @@
 
     python -m twinserve.experiments.campaign.operators OUT [--limit SECONDS] [--only gemm,decode]
 
-Needs PyTorch alone. Where vLLM's CUDA build can be imported, attention is its FlashAttention 3
-on paged KV, and norms, rope and cache writes are its kernels; without it attention is PyTorch's.
+Matrix products and memory need PyTorch alone; attention is FlashAttention 3 of vLLM's CUDA build on
+paged KV, and is left out without it.
 Stages run in the order of their worth and stop at the limit. Each row of OUT/operators.csv is
 written as soon as it is measured; OUT/card.json says what the card is and how each stage ended.
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 from pathlib import Path
@@ -28,8 +27,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from twinserve.experiments.attention.stock import flash3
-from twinserve.experiments.campaign.bench import BF16, Bench
+from twinserve.experiments.campaign.bench import Bench
 
 # hidden, intermediate, heads, KV heads, head size, vocabulary
 MODELS = {
@@ -37,12 +35,6 @@ MODELS = {
     "qwen2.5-14b": (5120, 13824, 40, 8, 128, 152064),
     "qwen3-32b": (5120, 25600, 64, 8, 128, 151936),
     "llama-3.1-70b": (8192, 28672, 64, 8, 128, 128256),
-}
-# experts, chosen for each token, hidden, intermediate
-MIXTURES = {
-    "mixtral": (8, 2, 4096, 14336),
-    "qwen3-30b-a3b": (128, 8, 2048, 768),
-    "gpt-oss-120b": (128, 4, 2880, 2880),
 }
 # heads, KV heads, head size of one rank
 HEADS = ((32, 8, 128), (40, 8, 128), (64, 8, 128), (16, 2, 128), (8, 1, 128), (64, 8, 64))
@@ -85,31 +77,6 @@ def gemm(bench: Bench) -> None:
             bench.row("gemm", names, tokens, n, k, "bf16", calls, 2.0 * tokens * n * k, nbytes)
 
 
-def fp8(bench: Bench) -> None:
-    """The same products in FP8 (e4m3), with a scale for each tensor and one for each row."""
-    for names, n, k in products():
-        if ":head" in names:
-            continue
-        weights = bench.copies(
-            lambda n=n, k=k: bench.randn(n, k, dtype=torch.half).to(torch.float8_e4m3fn), n * k
-        )
-        for tokens in (16, 64, 256, 1024, 4096, 16384):
-            x = bench.randn(tokens, k, dtype=torch.half).to(torch.float8_e4m3fn)
-            whole = torch.ones((), device=bench.device)
-            rows = torch.ones(tokens, 1, device=bench.device), torch.ones(1, n, device=bench.device)
-            flops, nbytes = 2.0 * tokens * n * k, 1.0 * n * k + tokens * (2.0 * n + k)
-            for how, (a, b) in {"per tensor": (whole, whole), "per row": rows}.items():
-                if how == "per row" and "llama" not in names:
-                    continue
-                calls = [
-                    lambda w=w, x=x, a=a, b=b: torch._scaled_mm(
-                        x, w.t(), scale_a=a, scale_b=b, out_dtype=BF16
-                    )
-                    for w in weights
-                ]
-                bench.row("fp8", names, tokens, n, k, f"e4m3 {how}", calls, flops, nbytes)
-
-
 def _attend(bench: Bench, flash, heads, kv, size, new, context, batch, pool):
     """Calls of attention: each of `batch` requests has `new` query tokens after `context` of KV."""
     total = new + context
@@ -132,6 +99,15 @@ def _attend(bench: Bench, flash, heads, kv, size, new, context, batch, pool):
     ]  # fmt: skip
 
 
+def flash3():
+    """vLLM's function for paged KV. Raises what an import raises, or RuntimeError without it."""
+    from vllm.vllm_flash_attn import flash_attn_interface as interface
+
+    if not interface.FA3_AVAILABLE:
+        raise RuntimeError(f"FlashAttention 3 is not there: {interface.FA3_UNAVAILABLE_REASON}")
+    return interface.flash_attn_varlen_func
+
+
 def decode(bench: Bench) -> None:
     """One query token a request on paged KV: T requests of `k` tokens of context."""
     flash = flash3()
@@ -152,17 +128,11 @@ def decode(bench: Bench) -> None:
 
 def prefill(bench: Bench) -> None:
     """Causal attention of one prompt's T tokens after `k` tokens of context, and of several."""
-    try:
-        flash = flash3()
-    except Exception:  # noqa: BLE001 - no vLLM, or one for another machine
-        flash = None
+    flash = flash3()
     alone = [(t, 0) for t in (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)]
     after = [(t, p) for t in (128, 512, 2048, 8192) for p in (2048, 8192, 32768)]
-    for heads, kv, size in HEADS if not bench.cpu else ((4, 2, 16),):
+    for heads, kv, size in HEADS:
         name = f"{heads}/{kv} heads of {size}"
-        if flash is None:
-            _prefill_of_torch(bench, name, heads, kv, size)
-            continue
         page = BLOCK * kv * size
         pool = [bench.randn(10**9 // page, BLOCK, kv, size) for _ in range(2)]
         several = [(512, 0, 4), (512, 0, 16), (2048, 0, 4)]
@@ -172,23 +142,6 @@ def prefill(bench: Bench) -> None:
             bench.row(
                 "prefill", name, tokens, heads, prefix, f"flash 3, {batch} prompts", calls, flops
             )
-
-
-def _prefill_of_torch(bench: Bench, name: str, heads: int, kv: int, size: int) -> None:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    kernel = SDPBackend.MATH if bench.cpu else SDPBackend.FLASH_ATTENTION
-    for tokens in (64,) if bench.cpu else (128, 512, 2048, 8192, 32768):
-        query = bench.randn(1, heads, tokens, size)
-        key, value = (bench.randn(1, kv, tokens, size) for _ in range(2))
-        with sdpa_kernel(kernel):
-            calls = [
-                lambda q=query, k=key, v=value: F.scaled_dot_product_attention(
-                    q, k, v, is_causal=True, enable_gqa=True
-                )
-            ]
-            flops = 2.0 * heads * size * tokens * tokens
-            bench.row("prefill", name, tokens, heads, 0, "flash 2, 1 prompts", calls, flops)
 
 
 def bandwidth(bench: Bench) -> None:
@@ -208,161 +161,6 @@ def bandwidth(bench: Bench) -> None:
         bench.row("bandwidth", "gather of 4 KiB pages", 0, n, 0, extra, picks, nbytes=4.0 * n)
 
 
-def _chosen(experts: int, top: int, tokens: int, skew: float) -> torch.Tensor:
-    """tokens x top experts, drawn without replacement with probabilities of Zipf's law."""
-    weights = torch.arange(1, experts + 1, dtype=torch.float64).pow(-skew)
-    return torch.multinomial(weights.expand(tokens, -1), top, replacement=False)
-
-
-def experts(bench: Bench) -> None:
-    """Grouped products of mixtures by tokens and by skew, and the gather of their rows."""
-    torch.manual_seed(0)
-    for name, (count, top, hidden, inner) in MIXTURES.items():
-        if bench.cpu:
-            count, hidden, inner = max(4, top), 64, 64
-        w = bench.randn(count, hidden, 2 * inner) * 0.02
-        for tokens in [t for t in _tokens(bench) if t <= 8192]:
-            for skew in (0.0, 0.96):
-                chosen = _chosen(count, top, tokens, skew).flatten()
-                counts = torch.bincount(chosen, minlength=count)
-                ends = counts.cumsum(0).to(torch.int32).to(bench.device)
-                touched, rows = int((counts > 0).sum()), len(chosen)
-                x = bench.randn(rows, hidden)
-                bench.row(
-                    "experts", f"{name} gate_up", tokens, 2 * inner, hidden,
-                    f"zipf {skew} touched {touched} rows {rows}",
-                    [lambda x=x, w=w, ends=ends: torch._grouped_mm(x, w, offs=ends)],
-                    4.0 * rows * hidden * inner, 4.0 * touched * hidden * inner,
-                )  # fmt: skip
-            order = torch.randperm(rows, device=bench.device)
-            calls = [lambda x=x, order=order: x.index_select(0, order)]
-            nbytes = 4.0 * rows * hidden
-            bench.row("experts", f"{name} permute", tokens, hidden, top, "", calls, nbytes=nbytes)
-
-
-def fused_experts(bench: Bench) -> None:
-    """A whole layer of experts as vLLM runs it (Triton): align, two products, activation, sum."""
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts as layer
-
-    torch.manual_seed(0)
-    with set_current_vllm_config(VllmConfig()):
-        for name, (count, top, hidden, inner) in MIXTURES.items():
-            w1 = bench.randn(count, 2 * inner, hidden) * 0.02
-            w2 = bench.randn(count, hidden, inner) * 0.02
-            for tokens in (1, 4, 16, 64, 128, 256, 1024, 4096):
-                for skew in (0.0, 0.96):
-                    chosen = _chosen(count, top, tokens, skew)
-                    touched = len(chosen.unique())
-                    ids = chosen.to(bench.device, torch.int32)
-                    shares = torch.full(ids.shape, 1 / top, device=bench.device)
-                    x = bench.randn(tokens, hidden)
-                    calls = [lambda x=x, w1=w1, w2=w2, s=shares, ids=ids: layer(x, w1, w2, s, ids)]
-                    bench.row(
-                        "fused_experts", name, tokens, inner, hidden,
-                        f"zipf {skew} touched {touched}", calls,
-                        6.0 * tokens * top * hidden * inner, 6.0 * touched * hidden * inner,
-                    )  # fmt: skip
-
-
-def small(bench: Bench) -> None:
-    """Norms, rope, activation, cache writes and the sampler's parts."""
-    try:
-        import vllm._custom_ops  # noqa: F401 - registers the kernels
-
-        own = None if bench.cpu else torch.ops
-    except Exception:  # noqa: BLE001 - no vLLM: PyTorch's kernels alone
-        own = None
-    for sizes in ((4096, 14336, 128256), (8192, 28672, 151936)):
-        for tokens in _tokens(bench):
-            _small(bench, own, tokens, *sizes)
-
-
-def _small(bench: Bench, own, tokens: int, hidden: int, inner: int, vocabulary: int) -> None:
-    x, rest = bench.randn(tokens, hidden), bench.randn(tokens, hidden)
-    weight = torch.ones(hidden, device=bench.device, dtype=BF16)
-
-    def row(what, n, extra, call, **how) -> None:
-        bench.row("small", what, tokens, n, 0, extra, [call], **how)
-
-    row("rms norm", hidden, "torch", lambda: F.rms_norm(x, (hidden,), weight))
-    row("residual add", hidden, "torch", lambda: x.add(rest))
-    if own is not None:
-        norm = own._C.fused_add_rms_norm
-        row("fused add, rms norm", hidden, "vllm", lambda: norm(x, rest, weight, 1e-5))
-        _rope_and_write(bench, row, own, tokens, hidden // 128)
-    if tokens <= 4096:
-        both, out = bench.randn(tokens, 2 * inner), bench.randn(tokens, inner)
-        if own is not None:
-            row("silu and multiply", inner, "vllm", lambda: own._C.silu_and_mul(out, both))
-        gate, up = both[:, :inner], both[:, inner:]
-        row("silu and multiply", inner, "torch, two kernels", lambda: F.silu(gate) * up)
-    if tokens <= 512:
-        _sampler(bench, row, tokens, vocabulary)
-
-
-def _rope_and_write(bench: Bench, row, own, tokens: int, heads: int) -> None:
-    kv, size = 8, 128
-    positions = torch.arange(tokens, device=bench.device)
-    q, k, v = (bench.randn(tokens, h * size) for h in (heads, kv, kv))
-    turns = bench.randn(65536, size)
-    row(
-        "rope", heads, "vllm",
-        lambda: own._C.rotary_embedding(positions, q, k, size, turns, True),
-    )  # fmt: skip
-    pool = [bench.randn(65536 // BLOCK, BLOCK, kv, size) for _ in range(2)]
-    slots = torch.randperm(65536, device=bench.device)[:tokens]
-    scale = torch.ones((), device=bench.device)
-    k3, v3 = k.view(tokens, kv, size), v.view(tokens, kv, size)
-    write = own._C_cache_ops.reshape_and_cache_flash
-    row("kv write", kv, "vllm", lambda: write(k3, v3, *pool, slots, "auto", scale, scale))
-
-
-def _sampler(bench: Bench, row, tokens: int, vocabulary: int) -> None:
-    logits = bench.randn(tokens, vocabulary, dtype=torch.float32)
-
-    def top_p() -> torch.Tensor:
-        ordered, places = logits.sort(dim=-1)
-        masked = ordered.softmax(-1).cumsum(-1) <= 0.1
-        return logits.scatter(-1, places, ordered.masked_fill(masked, -math.inf))
-
-    def draw() -> torch.Tensor:
-        shares = logits.softmax(-1, dtype=torch.float32)
-        return shares.div_(torch.empty_like(shares).exponential_()).argmax(-1)
-
-    row("argmax of logits", vocabulary, "fp32", lambda: logits.argmax(-1))
-    row("draw from logits", vocabulary, "fp32", draw, graph=False, replays=3)
-    row("sort of logits", vocabulary, "fp32", lambda: logits.sort(-1), graph=False, replays=3)
-    row("top-p of logits", vocabulary, "fp32", top_p, graph=False, replays=3)
-
-
-def launches(bench: Bench) -> None:
-    """Kernels that do next to nothing, eager and in a graph."""
-    x = torch.zeros(1, device=bench.device)
-    for count in (10,) if bench.cpu else (100, 1000):
-
-        def many(count: int = count) -> None:
-            for _ in range(count):
-                x.add_(1)
-
-        what = f"{count} tiny kernels"
-        bench.row("launches", what, 0, count, 0, "eager", [many], graph=False)
-        bench.row("launches", what, 0, count, 0, "in a graph", [many], target_us=1.0)
-
-
-def transfers(bench: Bench) -> None:
-    """Host to device and back, by size; pinned and pageable host memory."""
-    for kib in (64,) if bench.cpu else (16, 64, 256, 1024, 4096, 16384, 65536, 262144):
-        for kind in ("pinned", "pageable"):
-            pin = kind == "pinned" and not bench.cpu
-            host = torch.empty(kib * 1024, dtype=torch.uint8, pin_memory=pin)
-            device = torch.empty(kib * 1024, dtype=torch.uint8, device=bench.device)
-            for what, to, source in (("to device", device, host), ("to host", host, device)):
-                call = lambda to=to, source=source: to.copy_(source, non_blocking=True)  # noqa: E731
-                how = {"graph": False, "target_us": 500.0, "nbytes": 1024.0 * kib}
-                bench.row("transfers", what, 0, kib * 1024, 0, kind, [call], **how)
-
-
 def clock(bench: Bench) -> None:
     """Products of 8,192 for a minute: the rate and the clock of each second."""
     n = 64 if bench.cpu else 8192
@@ -379,10 +177,8 @@ def clock(bench: Bench) -> None:
         )  # fmt: skip
 
 
-STAGES = (
-    bandwidth, gemm, decode, prefill, launches, small, experts, fused_experts, fp8, transfers, clock
-)  # fmt: skip
-ON_GPU = (decode, fused_experts, fp8)  # kernels that a CPU does not have
+STAGES = (bandwidth, gemm, decode, prefill, clock)
+ON_GPU = (decode, prefill)  # kernels that a CPU does not have
 
 
 def card(cpu: bool) -> dict:

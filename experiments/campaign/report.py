@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twinserve.experiments.attention.main import KERNELS
 from twinserve.experiments.campaign.host import host_path
-from twinserve.experiments.campaign.kernel import KERNEL
 from twinserve.experiments.campaign.runs import Cell, Finished, finished, inputs_of
 from twinserve.experiments.campaign.setup import MODEL_SIZES, STEPS, StageError, Store, mode_name
 from twinserve.experiments.campaign.steps import make_profile, raw_path
@@ -52,9 +50,7 @@ def write_report(store: Store, traces_of: Path | None = None) -> Path:
         parts += of_mode
         if not of_mode:
             parts.pop()
-    parts += _kernel(store)
     write_atomically(page, ("\n".join(part for part in parts if part) + "\n").encode())
-    store.saved(REPORT)
     return page
 
 
@@ -207,29 +203,3 @@ def _with_others(key: str, one: Finished, traces: Path | None) -> list[list[obje
             row.append(f"{100 * (summary[metric] / np.mean(real) - 1):+.1f} %" if known else "-")
         rows.append(row)
     return rows
-
-
-# -- kernel ----------------------------------------------------------------------------------------
-def _kernel(store: Store) -> list[str]:
-    lines = []
-    for folder in sorted((store.folder / KERNEL).glob("*")):
-        found = store.read(KERNEL, folder.name, "attention_kernel.json", form=KERNELS)
-        if not found:
-            continue
-        wrong = sum(not check["fine"] for check in found["checks"])
-        lines.append(f"## Attention kernels: {folder.name}\n")
-        lines.append(f"{found['device']}; {len(found['checks'])} checks, {wrong} wrong.\n")
-        cases: dict[str, dict[str, str]] = {}
-        for row in found["times"]:
-            if "median_us" in row:
-                case = "{kind} {sequences} x {context}, {new_tokens} new, {shape}".format(**row)
-                cases.setdefault(case, {})[row["kernel"]] = f"{row['median_us']:.0f}"
-        kernels = sorted({name for times in cases.values() for name in times})
-        if cases:
-            rows = [(c, *(times.get(k, "-") for k in kernels)) for c, times in cases.items()]
-            lines += ["Medians in us:\n", table(("case", *kernels), rows)]
-        tilings = [row for row in found["tuning"] if "median_us" in row]
-        if tilings:
-            best = sorted(tilings, key=lambda row: row["median_us"])[:4]
-            lines.append(f"Fastest tilings: {best}\n")
-    return lines

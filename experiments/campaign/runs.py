@@ -175,7 +175,6 @@ def plan_runs(store: Store, key: str, graphs: bool, plan: Plan) -> None:
         else:
             store.write(facts, *_names(key, graphs, cell), "cell.json")  # with it the plan is whole
             store.say(f"{cell.name}: {facts['requests']} requests, {facts['planned_s']:.0f} s")
-    store.saved(RUNS)
     if cells and len(wrong) == len(cells):
         raise StageError(f"no run can be planned; the first: {wrong[0]}")
 
@@ -269,8 +268,6 @@ def validate(
             wrong.append(error)
         else:
             store.say(f"{cell.name} {part}: {time.monotonic() - begun:.1f} s, {said}")
-        finally:
-            store.saved(RUNS)
     clear(engine)
     if wrong and len(wrong) == tried:
         raise StageError(f"all {tried} runs failed; the first: {wrong[0]}")

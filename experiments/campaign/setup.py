@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tarfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -23,14 +21,11 @@ CAMPAIGN: Format[dict] = Format(
     "files of campaigns", version=1, by="name another --out", upgrades=(same,)
 )
 STEPS = "steps"
-FOLDER = "models"  # the one folder that is not mirrored: it can be written anew
+FOLDER = "models"
 LOG = "log.txt"
 LEAST_S = 5.0  # less is not worth beginning anything
 # guess for an engine that was not started before: with graphs and compilation, and without
 FIRST_START_S = {True: 75.0, False: 40.0}
-PACKED = ".tar.gz"
-# Python 3.11 knows filters from its fourth patch on; Debian 12 has the second
-_SAFELY: dict = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 _RANDOM = {"dtype": "bfloat16", "torch_dtype": "bfloat16", "hidden_act": "silu"}
 _LLAMA = {
@@ -173,46 +168,11 @@ class Deadline:
 
 
 class Store:
-    """The folder of a campaign. Files appear whole or not at all.
+    """The folder of a campaign. Files appear whole or not at all."""
 
-    mirror   a folder that gets each part (top-level name) as one compressed tar, renewed by
-             `saved`: for hosts that give back a few files and no folders
-    restore  the mirror of an earlier session: what `folder` lacks, or has older, is taken from it
-    """
-
-    def __init__(
-        self, folder: Path, mirror: Path | None = None, restore: Path | None = None
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self.mirror = mirror.resolve() if mirror is not None else None
         self.folder.mkdir(parents=True, exist_ok=True)
-        if restore is not None:
-            self._restore(restore)
-        if self.mirror is not None:
-            self.mirror.mkdir(parents=True, exist_ok=True)
-            for part in self.folder.iterdir():
-                self.saved(part.name)
-
-    def _restore(self, mirror: Path) -> None:
-        packed = sorted(mirror.glob(f"*{PACKED}"))
-        if not packed:
-            raise StageError(f"--restore {mirror}: no part of a campaign is there")
-        for path in packed:
-            try:
-                with tarfile.open(path) as archive:
-                    newer = [member for member in archive.getmembers() if self._older(member)]
-                    archive.extractall(self.folder, newer, **_SAFELY)
-            except (OSError, EOFError, tarfile.TarError) as error:
-                why = str(error).partition("\n")[0]
-                raise StageError(f"{path}: no part of a mirror ({why})") from None
-        log, own = mirror / LOG, self.folder / LOG
-        if log.exists() and not own.exists():
-            own.write_bytes(log.read_bytes())
-
-    def _older(self, member: tarfile.TarInfo) -> bool:
-        """Whether `folder` lacks the file, or has an older one."""
-        here = self.folder / member.name
-        return not here.exists() or (member.isfile() and member.mtime > here.stat().st_mtime + 1e-3)
 
     def path(self, *names: str) -> Path:
         """A file or folder of the campaign; the folder around it is there."""
@@ -224,17 +184,16 @@ class Store:
         """`value` as JSON."""
         target = self.path(*names)
         write_atomically(target, dump_json(CAMPAIGN.numbered(value), target.name).encode())
-        self.saved(names[0])
 
-    def read(self, *names: str, form: Format[dict] = CAMPAIGN) -> dict | None:
-        """JSON from before; None where there is none. Raises StageError for a later version of
-        `form`."""
+    def read(self, *names: str) -> dict | None:
+        """JSON from before; None where there is none. Raises StageError for one of a later
+        version."""
         file = self.folder.joinpath(*names)
         try:
             document = dict(json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
-        return form.read(document, file, StageError)
+        return CAMPAIGN.read(document, file, StageError)
 
     def say(self, text: str) -> None:
         """A line for the terminal and the log."""
@@ -246,30 +205,10 @@ class Store:
         """What went wrong: a line, and all of it in the log."""
         self.say(f"{what} failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
         self._log("".join(traceback.format_exception(error)))
-        self.saved(LOG)
 
     def _log(self, text: str) -> None:
         with self.path(LOG).open("a", encoding="utf-8") as log:
             log.write(text)
-
-    def saved(self, part: str) -> None:
-        """`part` has changed: renew its mirror."""
-        source = self.folder / part
-        if self.mirror is None or part == FOLDER or part.startswith(".") or not source.exists():
-            return
-
-        def whole(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-            return None if "/." in entry.name else entry
-
-        target = self.mirror / (part if source.is_file() else f"{part}{PACKED}")
-        partial = target.with_name(f"partial.{target.name}")
-        with contextlib.suppress(OSError):  # a full disk there must not end the measuring here
-            if source.is_file():
-                partial.write_bytes(source.read_bytes())
-            else:
-                with tarfile.open(partial, "w:gz", compresslevel=6) as archive:
-                    archive.add(source, part, filter=whole)
-            os.replace(partial, target)
 
 
 def model_config(key: str) -> dict:

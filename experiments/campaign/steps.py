@@ -109,7 +109,6 @@ def measure_steps(
         if steps:
             merged = Measurement([*earlier.steps, *steps], [], {**found.provenance, **more})
             write_samples(merged, path)
-            store.saved(STEPS)
 
     kept = Kept(run, facts | engine_facts(engine, run, engines.start_s), save)
     run.between = kept.now_and_then
@@ -158,7 +157,6 @@ def measure_swaps(
         raise StageError(f"no transfer was measured: {run.swap_note}")
     facts |= {**engine_facts(engine, run, engines.start_s), "swap": ""}
     write_samples(Measurement([], run.swaps, facts), path)
-    store.saved(STEPS)
     store.say(f"{path.name}: {len(run.swaps)} transfers")
 
 
@@ -178,7 +176,6 @@ def make_profile(store: Store, key: str, graphs: bool):
     except ProfileError as error:
         raise StageError(f"{path.name} makes no profile: {error}") from error
     save_profile(profile, target)
-    store.saved(PROFILES)
     fit = profile.step_model.fit
     errors = ", ".join(f"{kind} {error:.1%}" for kind, error in fit.errors.items())
     store.say(f"{target.name}: {fit.points} points, {fit.steps:,} steps; errors {errors}")

@@ -3,7 +3,6 @@ there."""
 
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from twinserve.experiments.campaign import main as campaign
 from twinserve.experiments.campaign import needs
 from twinserve.experiments.campaign.runs import Cell, Plan
-from twinserve.experiments.campaign.setup import Store
 
 
 @pytest.mark.parametrize(
@@ -63,63 +61,6 @@ def test_a_checkout_that_is_not_installed_is_told_so(tmp_path, monkeypatch, caps
     arguments = ["plan", "--out", str(tmp_path / "out"), "--traces", str(traces)]
     assert campaign.main(arguments) == 2
     assert "stage plan needs the installed distribution twinserve" in capsys.readouterr().err
-
-
-def test_the_mirror_holds_packed_parts_and_no_models(tmp_path):
-    store = Store(tmp_path / "out", tmp_path / "mirror")
-    store.write({"a": 1}, "runs", "one", "cell.json")
-    store.path("models", "m", "config.json").write_text("{}")
-    store.path("runs", ".partial").write_text("torn")
-    store.saved("runs")
-    store.saved("models")
-    store.say("hello")
-    store.saved("log.txt")
-    assert sorted(p.name for p in (tmp_path / "mirror").iterdir()) == ["log.txt", "runs.tar.gz"]
-    with tarfile.open(tmp_path / "mirror" / "runs.tar.gz") as archive:
-        files = [m.name for m in archive.getmembers() if m.isfile()]
-    assert files == ["runs/one/cell.json"]
-    # a new call on the same folder fills an empty mirror at once
-    Store(tmp_path / "out", tmp_path / "other")
-    assert (tmp_path / "other" / "runs.tar.gz").exists()
-
-
-def test_a_bare_machine_goes_on_from_the_mirror(tmp_path):
-    first = Store(tmp_path / "out", tmp_path / "mirror")
-    first.write({"a": 1}, "runs", "one", "cell.json")
-    first.write({"a": 1}, "steps", "machine.json")
-    first.say("hello")
-    first.saved("log.txt")
-    second = Store(tmp_path / "bare", tmp_path / "again", tmp_path / "mirror")
-    assert second.read("runs", "one", "cell.json") == {"a": 1}
-    assert "hello" in (second.folder / "log.txt").read_text()
-    # what it hands back holds all of it: one mirror is enough to go on from
-    assert {p.name for p in (tmp_path / "again").iterdir()} == {
-        "log.txt",
-        "runs.tar.gz",
-        "steps.tar.gz",
-    }
-    time.sleep(0.01)
-    second.write({"a": 2}, "steps", "machine.json")  # newer than the mirror, and kept
-    time.sleep(0.01)
-    first.write({"a": 3}, "runs", "one", "cell.json")  # planned anew elsewhere
-    third = Store(tmp_path / "bare", restore=tmp_path / "mirror")
-    assert third.read("steps", "machine.json") == {"a": 2}
-    assert third.read("runs", "one", "cell.json") == {"a": 3}
-
-
-def test_a_mirror_that_is_not_there_is_told(tmp_path, capsys):
-    arguments = ["report", "--out", str(tmp_path / "out"), "--restore", str(tmp_path / "no")]
-    assert campaign.main(arguments) == 2
-    assert "no part of a campaign is there" in capsys.readouterr().err
-
-
-def test_a_torn_mirror_is_refused_in_one_line(tmp_path, capsys):
-    (tmp_path / "mirror").mkdir()
-    (tmp_path / "mirror" / "runs.tar.gz").write_bytes(b"torn")
-    arguments = ["report", "--out", str(tmp_path / "out"), "--restore", str(tmp_path / "mirror")]
-    assert campaign.main(arguments) == 2
-    error = capsys.readouterr().err
-    assert "runs.tar.gz: no part of a mirror" in error and error.count("\n") == 1
 
 
 def test_a_failing_stage_leaves_the_others_their_turn(tmp_path, monkeypatch):

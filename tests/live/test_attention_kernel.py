@@ -62,31 +62,13 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
     assert all(line.endswith(" 0 bytes of stack") for line in built if "join_splits" not in line)
 
 
-@pytest.mark.parametrize("more", [(), ("--tune",)])
-def test_the_measurement_goes_through_in_tiny_sizes(tmp_path, more):
-    run(
-        "-m", "twinserve.experiments.attention", "--dry-run", "--out", str(tmp_path), *more,
-        TRITON_INTERPRET="1",
-    )  # fmt: skip
-    results = json.loads((tmp_path / "attention_kernel.json").read_text())
-    assert results["complete"]
-    assert all(check["fine"] for check in results["checks"]) and len(results["checks"]) == 2
-    rows = results["tuning" if more else "times"]
-    assert {row["kind"] for row in rows} >= {"decode", "prefill"}
-    assert all(row["median_us"] > 0 for row in rows)
-    if not more:
-        assert {row["kernel"] for row in rows} == {"ours_forward", "ours_half", "ours_partial"}
-    assert not list(tmp_path.glob("*.tmp"))
-
-
-@pytest.mark.nightly
-def test_no_time_left_leaves_a_readable_file(tmp_path):
+def test_the_checks_go_through_in_tiny_sizes(tmp_path):
     run(
         "-m", "twinserve.experiments.attention", "--dry-run", "--out", str(tmp_path),
-        "--time-limit", "0", TRITON_INTERPRET="1",
+        TRITON_INTERPRET="1",
     )  # fmt: skip
-    results = json.loads((tmp_path / "attention_kernel.json").read_text())
-    assert not results["complete"] and results["times"] == []
+    checks = json.loads((tmp_path / "attention_kernel.json").read_text())["checks"]
+    assert len(checks) == 2 and all(check["fine"] for check in checks)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ _MAX_SPLITS = 64
 @dataclass(frozen=True)
 class Tuning:
     """rows: query rows a program (a row is one head of one token); tile: keys it takes at a time;
-    warps and stages as Triton means them. The defaults await measuring on a GPU
-    (`experiments/attention/main.py --tune`)."""
+    warps and stages as Triton means them. Other sizes were not measured on a GPU."""
 
     rows: int
     tile: int
