@@ -162,6 +162,11 @@ def mean(name: str, factor: float = 1.0, digits: int = 3) -> Cell:
     return lambda row: shown(factor * row[name], factor * row[f"{name}_ci"], digits)
 
 
+def plain(name: str, form: str) -> Cell:
+    """A column in this format; nothing where it is not known."""
+    return lambda row: "" if pd.isna(row[name]) else format(row[name], form)
+
+
 def signed(value: float, half: float, unit: str) -> str:
     """`+1.2 ± 0.3 %` of a share."""
     spread = f" ± {100 * half:.1f}" if np.isfinite(half) else ""

@@ -108,7 +108,7 @@ def steps_of_runs(truth: Path) -> list[Mark]:
                 if mark is not None:
                     found.append(mark)
         if not any(mark.engine == case.profile and mark.kind != "prefill" for mark in found):
-            found.append(_of_counts(case, {form: r["counted"] for form, r in forms.items()}))
+            found.append(_of_counts(case, {form: r["counted"][0] for form, r in forms.items()}))
     return found
 
 
@@ -125,7 +125,7 @@ def _of_range(case: Case, part: str, ranges: dict[str, dict]) -> Mark | None:
 
 def _of_counts(case: Case, counted: dict[str, dict]) -> Mark:
     """Of the tokens counted a second, where single steps of decodes cannot be read."""
-    size = sum(counted["operators"]["requests"]) // 2
+    size = (counted["operators"]["above"] + 1 + counted["operators"]["to"]) // 2
     errors = {form: 1.0 / found["scale"] - 1.0 for form, found in counted.items()}
     return Mark(case.profile, decode_kind(size), size, None, None, "events", errors)
 
@@ -138,15 +138,16 @@ def means_of_runs(truth: Path) -> list[Mark]:
         mixture = "ep2" in case.profile
         if not mixture and "4090" not in case.folder:
             continue
-        runs = {"operators": validate_run(truth, case)}
-        if not mixture:
-            runs["roofline"] = validate_run(truth, case, "roofline")
+        runs = {
+            form: {row["metric"]: row for row in validate_run(truth, case, form)}
+            for form in (("operators",) if mixture else ("operators", "roofline"))
+        }
         running = read_run(truth, case).series.running
         size = round(float(running[running > 0].mean()))
         kinds = {"TPOT": decode_kind(size)} | ({"TTFT": "prefill"} if mixture else {})
         for metric, kind in kinds.items():
-            errors = {form: run["errors"][metric]["mean"] for form, run in runs.items()}
-            real = runs["operators"]["real_s"][metric]["mean"] * 1e3
+            errors = {form: run[metric]["mean"] for form, run in runs.items()}
+            real = runs["operators"][metric]["real_s"] * 1e3
             # the size of a prompt: no one of them
             many = size if kind != "prefill" else None
             found.append(Mark(case.profile, kind, many, None, real, "run", errors))

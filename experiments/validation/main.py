@@ -1,26 +1,33 @@
-"""The simulator against runs and steps that others measured: `python -m
-twinserve.experiments.validation`.
+"""The simulator against runs and steps that others measured: `twinserve study validation`.
 
-Four runs of real vLLM (their own engine arguments, arrival times and prefix blocks) are simulated
-and compared request by request metric, beside the published errors of LLMServingSim 2; then single
-steps of vLLM on H100; with --events also step times that the runs' own events tell.
+runs      four runs of real vLLM, simulated with their own engine arguments, arrival times and
+          prefix blocks, beside the published errors of LLMServingSim 2
+steps     single steps of vLLM on H100
+events    step times that the runs' own events tell
+overload  whether steps of full batches grow longer with scheduling, or through a run
+releases  the runs with the rules of older releases of vLLM
+
 docs/validation.md has the results and what they mean.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import cyclopts
 import numpy as np
-from cyclopts import Parameter
+import pandas as pd
 
-from twinserve.experiments.validation.overload import of_run, of_steps, overload_markdown
-from twinserve.experiments.validation.releases import of_release, releases_markdown
+from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.study import Figure, Study
+from twinserve.experiments.study.tables import Text, plain
+from twinserve.experiments.validation.overload import of_run, of_steps
+from twinserve.experiments.validation.releases import NEWEST, of_release
 from twinserve.experiments.validation.runs import (
     CASES,
+    STATISTICS,
     Case,
     blocks_of,
     errors,
@@ -30,24 +37,19 @@ from twinserve.experiments.validation.runs import (
     simulated_samples,
     simulated_series,
 )
-from twinserve.experiments.validation.step_times import (
-    events_markdown,
-    plot_events,
-    validate_events,
-)
-from twinserve.experiments.validation.tables import markdown, plot_run
+from twinserve.experiments.validation.step_times import validate_events
 from twinserve.profiles.measured.step_files import read_steps
 from twinserve.profiles.profile import derive_profile, load_profile
-from twinserve.sim.cli.main import run_app
-from twinserve.sim.results.files import dump_json
 from twinserve.traces.workload import WorkloadError
-from twinserve.traces.write import write_atomically
 
 # model filter in the file of steps, profile
 STEPS = (
     ("llama-2-70b", "llama-2-70b@h100:tp4/operators"),
     ("codellama-34b", "codellama-34b@h100:tp2"),
 )
+BY_LABEL = {case.label: case for case in CASES}
+DENSE = {label: case for label, case in BY_LABEL.items() if "ep2" not in case.profile}
+FORMS = ("operators", "roofline")
 
 
 def truth_folder(given: Path | None = None) -> Path:
@@ -63,145 +65,211 @@ def truth_folder(given: Path | None = None) -> Path:
     )
 
 
-def validate_run(truth: Path, case: Case, form: str | None = None) -> dict:
-    """One run: errors by metric and statistic, what passed through the engine, and how queue and
-    memory went over time.
+def validate_run(truth: Path, case: Case, form: str | None = None) -> list[dict[str, Any]]:
+    """One run: a row for TTFT, TPOT and E2E.
 
-    The result holds the samples too, under keys that start with an underscore, for plots.
+    real_s               measured mean
+    mean, p50 ..         error of the statistic; theirs_NAME: LLMServingSim 2's, where published
+    NAME_apart           mean distance of `simulated_series` from the measured one
+    preemptions, blocks  of the simulation; ours_end_s, real_end_s: the last token
     """
     run = read_run(truth, case)
     profile = profile_of(run, form)
     rows = simulate(run, profile)
-    ours, real = simulated_samples(rows), run.samples
-    table = errors(real, ours)
+    table = errors(run.samples, simulated_samples(rows))
     blocks = blocks_of(run, profile)
     series = simulated_series(rows, blocks, run.series.t.to_numpy(float))
-    apart = {
-        name: float(np.abs(series[name] - run.series[name]).mean())
-        for name in ("running", "waiting", "kv_cache_pct")
-        if name != "kv_cache_pct" or run.num_blocks
-    }
-    return {
-        "run": case.label,
+    about = {
         "profile": profile.name,
-        "form": profile.step_model.form,
-        "num_blocks": {
-            "value": blocks,
-            "source": "measured" if run.num_blocks else profile.num_gpu_blocks_source,
-        },
-        "errors": {
-            m: dict(zip(g.statistic, g.error, strict=True))
-            for m, g in table.groupby("metric", sort=False)
-        },
-        "real_s": {
-            m: dict(zip(g.statistic, g.real_s, strict=True))
-            for m, g in table.groupby("metric", sort=False)
-        },
-        "peer_errors": run.peer,
+        "blocks": blocks,
         "preemptions": int(rows.requests.recomputes.sum()),
-        "duration_s": {
-            "real": float(run.requests.last_token_s.max()),
-            "ours": float(rows.requests.last_token_s.max()),
-        },
-        "mean_distance": apart,
-        "_samples": (real, ours),
-        "_series": (run.series, series),
+        "real_end_s": float(run.requests.last_token_s.max()),
+        "ours_end_s": float(rows.requests.last_token_s.max()),
+    } | {
+        f"{name}_apart": float(np.abs(series[name] - run.series[name]).mean())
+        for name in ("running", "waiting", "kv_cache_pct")
     }
+    return [
+        {"metric": metric, "real_s": float(found.real_s.iloc[0])}
+        | dict(zip(found.statistic, found.error, strict=True))
+        | {f"theirs_{name}": run.peer.get(metric, {}).get(name, np.nan) for name in STATISTICS}
+        | about
+        for metric, found in table.groupby("metric", sort=False)
+    ]
 
 
-def validate_steps(truth: Path) -> list[dict]:
-    """Mean absolute relative error on single steps of vLLM 0.15.1 on H100, operators and
-    roofline."""
+def validate_steps(truth: Path) -> list[dict[str, Any]]:
+    """Mean absolute relative error on single steps of vLLM 0.15.1 on H100, a row for each model and
+    form."""
     found = []
     for model, name in STEPS:
         steps, seconds = read_steps(truth / "steps" / "h100_vllm_steps.csv.gz", model)
         operators = load_profile(name)
         roofline = derive_profile(operators.llm, operators.gpu, operators.tp)
         prompt = np.array([len(work.prefill_new) > 0 for work in steps])
-        row = {"model": model, "steps": len(steps)}
-        for form, profile in (("operators", operators), ("roofline", roofline)):
+        for form, profile in zip(FORMS, (operators, roofline), strict=True):
             timed = profile.model()
             wrong = np.abs([timed.step_seconds(work) for work in steps] / seconds - 1.0)
-            row[form] = {
-                "all": float(wrong.mean()),
-                "decode": float(wrong[~prompt].mean()),
-                "other": float(wrong[prompt].mean()),
-            }
-        found.append(row)
+            parts = {"all": wrong, "decode": wrong[~prompt], "other": wrong[prompt]}
+            means = {part: float(values.mean()) for part, values in parts.items()}
+            found.append({"model": model, "form": form, "steps": len(steps), **means})
     return found
 
 
-def validation(
-    *,
-    truth: Path | None = None,
-    out: Path | None = None,
-    form: Annotated[
-        str | None, Parameter(help="roofline: profiles derived from specs, for comparison")
-    ] = None,
-    events: Annotated[bool, Parameter(negative="")] = False,
-    overload: Annotated[bool, Parameter(negative="")] = False,
-    releases: Annotated[bool, Parameter(negative="")] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
-) -> None:
-    """Simulate measured runs of real engines and print the errors.
-
-    Parameters
-    ----------
-    truth: Path
-        Folder with the measured runs; by default TWINSERVE_TRUTH.
-    out: Path
-        Folder for results.json and the plots.
-    form: str
-        roofline: with profiles derived from specs instead of operator tables, for comparison.
-    events: bool
-        Read real step times off the events of the dense runs too, and compare the model's for the
-        same batches.
-    overload: bool
-        Also ask whether steps of full batches grow longer with scheduling, or through a run.
-    releases: bool
-        Also simulate the runs with the rules of older releases of vLLM.
-    as_json: bool
-        Print the results as JSON.
-    """
-    if form not in (None, "roofline"):
-        raise WorkloadError(
-            f"--form {form!r}: only roofline can be chosen; leave it out for operator tables"
-        )
-    folder = truth_folder(truth)
-    cases = CASES
-    runs = [validate_run(folder, case, form) for case in cases]
-    steps = validate_steps(folder)
-    if out is not None:
-        for run, case in zip(runs, cases, strict=True):
-            plot_run(run, out / f"{case.folder}.png")
-    dense = [case for case in cases if events and "ep2" not in case.profile]
-    read = [(case, validate_events(folder, case, form)) for case in dense]
-    if out is not None:
-        for case, run in read:
-            plot_events(run, out / f"{case.folder}.events.png")
-    report = {"runs": [_shown(run) for run in runs], "steps": steps}
-    if events:
-        report["events"] = [_shown(run) for _, run in read]
-    if overload:
-        found = of_steps(folder / "steps" / "h100_vllm_steps.csv.gz")
-        dense = [case for case in cases if "ep2" not in case.profile]
-        report["overload"] = found + [run for case in dense if (run := of_run(folder, case))]
-    if releases:
-        report["releases"] = [row for case in cases for row in of_release(folder, case)]
-    if out is not None:
-        write_atomically(out / "results.json", dump_json(report).encode())
-    text = markdown(report) + ("\n" + events_markdown(report["events"]) if events else "")
-    text += "\n" + overload_markdown(report["overload"]) if overload else ""
-    text += "\n" + releases_markdown(report["releases"]) if releases else ""
-    print(dump_json(report) if as_json else text, end="")
+# -- the figures -----------------------------------------------------------------------------------
+def of_a_run(run: str, form: str, seed: int) -> list[dict[str, Any]]:
+    return validate_run(truth_folder(), BY_LABEL[run], form)
 
 
-def _shown(run: dict) -> dict:
-    return {name: value for name, value in run.items() if name[0] != "_"}
+def of_single_steps(seed: int) -> list[dict[str, Any]]:
+    return validate_steps(truth_folder())
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point; bad input ends as one line."""
-    app = cyclopts.App(name="validation", help=validation.__doc__)
-    app.default(validation)
-    run_app(app, arguments)
+def of_releases(run: str, seed: int) -> list[dict[str, Any]]:
+    return of_release(truth_folder(), BY_LABEL[run])
+
+
+def of_events(run: str, form: str, seed: int) -> list[dict[str, Any]]:
+    """A row for each range of sizes: of decodes alone, of steps with prompts, and of tokens counted
+    a second."""
+    found = validate_events(truth_folder(), BY_LABEL[run], form)
+    rows = [{"part": part} | row for part in ("decode", "prompt", "counted") for row in found[part]]
+    return [{**row, **found["links"]} for row in rows]
+
+
+def of_full_batches(seed: int) -> list[dict[str, Any]]:
+    """A row for each coefficient of each run."""
+    truth = truth_folder()
+    found = of_steps(truth / "steps" / "h100_vllm_steps.csv.gz")
+    found += [run for case in DENSE.values() if (run := of_run(truth, case))]
+    return [
+        {"run": one["run"], "steps": one["steps"], "step_ms": one["step_ms"], "of": name, **slope}
+        for one in found
+        for name, slope in one["slopes"].items()
+    ]
+
+
+def whole(points: pd.DataFrame) -> pd.DataFrame:
+    """Nothing is random here: the points are the table."""
+    return points.drop(columns="seed")
+
+
+def _theirs(row: pd.Series) -> str:
+    said = [row[f"theirs_{name}"] for name in ("mean", "p50", "p99")]
+    return ", ".join(f"{error:+.1%}" for error in said if not np.isnan(error)) or "-"
+
+
+def _time(row: pd.Series) -> str:
+    return f"{row.real_s:.2f} s" if row.real_s >= 1 else f"{row.real_s * 1e3:.1f} ms"
+
+
+def _sizes(row: pd.Series) -> str:
+    low, high = int(row.above) + 1, int(row.to)
+    return f"{low} to {high}" if high > low else str(high)
+
+
+def _other(row: pd.Series) -> str:
+    return f"{row.other_times} of {row.requests} ({row.largest_s:.3f} s)"
+
+
+def figure(name: str, title: str, grid: Grid, work: Callable, text: Text) -> Figure:
+    return Figure(name, title, grid, work, whole, text=text)
+
+
+RUNS = {"run": tuple(BY_LABEL), "form": FORMS}
+FEW = {"run": 1, "form": 1}
+STUDY = Study(
+    "validation",
+    "",
+    [
+        figure(
+            "runs",
+            "Measured runs",
+            Grid(RUNS, few=FEW),
+            of_a_run,
+            Text(
+                "Simulated over measured, less 1.",
+                {"form": "form", "": "metric"},
+                {
+                    "real mean": _time,
+                    **{name: plain(name, "+.1%") for name in STATISTICS},
+                    "LLMServingSim 2: mean, p50, p99": _theirs,
+                },
+                each="run",
+                heading="### {}",
+            ),
+        ),
+        figure(
+            "steps",
+            "Single steps of vLLM 0.15.1 on H100",
+            Grid({}),
+            of_single_steps,
+            Text(
+                "Mean absolute errors.",
+                {"model": "model", "steps": "steps", "form": "form"},
+                {
+                    "all": plain("all", ".1%"),
+                    "decode only": plain("decode", ".1%"),
+                    "with prompt tokens": plain("other", ".1%"),
+                },
+            ),
+        ),
+        figure(
+            "events",
+            "Step times read off the events",
+            Grid({"run": tuple(DENSE), "form": FORMS}, few=FEW),
+            of_events,
+            Text(
+                "Decodes alone by requests, steps with prompts by tokens, in ms. All-reduce: ours, "
+                "and the one that would leave no error. Counted: requests; real over ours.",
+                {"form": "form", "": "part"},
+                {
+                    "size": _sizes,
+                    "stretches": plain("intervals", ".0f"),
+                    "steps": plain("steps", ".0f"),
+                    "real": plain("real_ms", ".2f"),
+                    "ours": plain("ours_ms", ".2f"),
+                    "ours - real": plain("error_ms", "+.2f"),
+                    "error": plain("error", "+.1%"),
+                    "spread (sd)": plain("sd", ".1%"),
+                    "all-reduce": plain("comm_ms", ".1f"),
+                    "implied": plain("comm_implied_ms", ".1f"),
+                    "real / ours": plain("scale", ".4f"),
+                },
+                each="run",
+                heading="### {}",
+            ),
+        ),
+        figure(
+            "overload",
+            "Steps of full batches",
+            Grid({}),
+            of_full_batches,
+            Text(
+                "How much longer a step is, ± half of the 95 % interval.",
+                {"": "run", "steps": "steps", "for each": "of"},
+                {
+                    "mean, ms": plain("step_ms", ".1f"),
+                    "longer by, ms": lambda row: f"{row.slope:+.3f} ± {row.half:.3f}",
+                    "at most, over the sample, ms": plain("most_ms", "+.1f"),
+                },
+            ),
+        ),
+        figure(
+            "releases",
+            "The runs by the rules of releases of vLLM",
+            Grid({"run": RUNS["run"]}, few=FEW),
+            of_releases,
+            Text(
+                "Errors of means against measured.",
+                {"run": "run", "rules": "release", "preemptions": "preemptions"},
+                {
+                    **{name: plain(name, "+.2%") for name in ("TTFT", "TPOT", "E2E")},
+                    f"requests with other times than under {NEWEST} (largest change)": _other,
+                },
+            ),
+        ),
+    ],
+    seeds=1,
+    intro="Others' measurements, simulated.",
+)

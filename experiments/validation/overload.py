@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit  # scipy.stats takes a second
 
-from twinserve.experiments.study.output import table_lines
 from twinserve.experiments.validation.events import read_events
 from twinserve.experiments.validation.runs import Case, model_of, profile_of, read_run
 from twinserve.experiments.validation.step_times import step_times
@@ -88,21 +87,3 @@ def of_run(truth: Path, case: Case) -> dict | None:
     slopes = regression(columns, (full.real_ms - full.ours_ms).to_numpy(float))
     mean = float(np.average(full.real_ms, weights=full.steps))
     return {"run": case.label, "steps": int(full.steps.sum()), "step_ms": mean, "slopes": slopes}
-
-
-def overload_markdown(found: list[dict]) -> str:
-    """A row for each coefficient of each run."""
-    rows = [
-        [
-            one["run"],
-            one["steps"],
-            f"{one['step_ms']:.1f} ms",
-            name,
-            f"{slope['slope']:+.3f} ± {slope['half']:.3f} ms",
-            f"{slope['most_ms']:+.1f} ms",
-        ]
-        for one in found
-        for name, slope in one["slopes"].items()
-    ]
-    header = ["", "steps", "mean", "for each", "longer by", "at most, over the sample"]
-    return "\n".join(["### Steps of full batches", "", *table_lines(header, rows)]) + "\n"

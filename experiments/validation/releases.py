@@ -19,7 +19,7 @@ NEWEST, MEASURED, OLDEST = "0.32", "0.19", "0.15"  # the runs are of 0.19.0
 
 
 def of_release(truth: Path, case: Case) -> list[dict]:
-    """One row for each release: preemptions, errors of means (fractions, by metric), and beside the
+    """One row for each release: preemptions, errors of means (fractions) by metric, and beside the
     newest release how many requests have other times, and by how much at most (s)."""
     run = read_run(truth, case)
     profile = profile_of(run)
@@ -32,11 +32,10 @@ def of_release(truth: Path, case: Case) -> list[dict]:
         apart = np.max([np.abs(ours[name] - newest[name]) for name in ours], axis=0)
         found.append(
             {
-                "run": case.label,
                 "release": release,
                 "requests": len(apart),
                 "preemptions": int(rows.requests.recomputes.sum()),
-                "errors": {
+                **{
                     name: float(ours[name].mean() / run.samples[name].mean() - 1.0) for name in ours
                 },
                 "other_times": int(np.count_nonzero(apart)),
@@ -44,20 +43,3 @@ def of_release(truth: Path, case: Case) -> list[dict]:
             }
         )
     return found
-
-
-def releases_markdown(rows: list[dict]) -> str:
-    """The rows of `of_release` as a table."""
-    lines = [
-        "| run | rules | preemptions | TTFT, TPOT, E2E means against measured | requests with "
-        "other times than under 0.32 (largest change) |",
-        "|---|---|---|---|---|",
-    ]
-    for row in rows:
-        errors = ", ".join(f"{100 * row['errors'][name]:+.2f}" for name in ("TTFT", "TPOT", "E2E"))
-        other = f"{row['other_times']} of {row['requests']} ({row['largest_s']:.3f} s)"
-        lines.append(
-            f"| {row['run']} | {row['release']} | {row['preemptions']} | {errors} % | "
-            f"{other if row['release'] != NEWEST else '-'} |"
-        )
-    return "\n".join(lines) + "\n"

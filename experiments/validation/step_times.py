@@ -1,5 +1,4 @@
-"""Step times read off a run's events, beside a model's for the same batches: tables, fits and a
-plot."""
+"""Step times read off a run's events, beside a model's for the same batches."""
 
 from __future__ import annotations
 
@@ -7,10 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy.optimize import curve_fit
 
-from twinserve.experiments.study.output import table_lines, write_plot
 from twinserve.experiments.validation.events import Events, intervals, read_events, shortage
 from twinserve.experiments.validation.runs import Case, MeasuredRun, model_of, profile_of, read_run
 from twinserve.profiles.composition import StepComposition, StepTimeModel
@@ -81,21 +78,6 @@ def step_times(
     ).drop(columns=["real_s", "ours_s", "beside_s"])
 
 
-def fit(real_ms: np.ndarray, ours_ms: np.ndarray) -> dict[str, float]:
-    """Least squares real = a + b ours: a_ms, a_error_ms, b, b_error (standard errors), count; empty
-    below 3 points."""
-    if len(real_ms) < 3 or np.ptp(ours_ms) == 0:
-        return {}
-    from scipy.stats import linregress  # a second to import
-
-    line = linregress(ours_ms, real_ms)
-    names = ("a_ms", "a_error_ms", "b", "b_error")
-    values = (line.intercept, line.intercept_stderr, line.slope, line.stderr)
-    return {name: float(value) for name, value in zip(names, values, strict=True)} | {
-        "count": len(real_ms)
-    }
-
-
 def by_range(table: pd.DataFrame, column: str, edges: tuple[int, ...]) -> list[dict]:
     """For each range of `column` (above, to): intervals, steps, ms a step real and ours (means over
     steps), the mean error and the standard deviation of the intervals' errors, relative and in ms;
@@ -133,9 +115,9 @@ def counted(run: MeasuredRun, model: StepTimeModel) -> dict:
     last shortage; this needs no request that was not preempted. {} where the run has no such
     counts, or fewer than 6 seconds.
 
-    scale, scale_error: real = scale x ours; and real = a + b ours (keys of `fit`). The clock of the
-    counts is off the events' by an unknown time (shift_s), which the last two seconds of tokens
-    tell.
+    scale, scale_error: real = scale x ours; above, to: requests, as of `by_range`; steps: seconds.
+    The clock of the counts is off the events' by an unknown time, which the last two seconds of
+    tokens tell.
     """
     r, series = run.requests, run.series
     start = max(shortage(run).max(initial=0.0) + 1.0, float(r.first_token_s.max()) + 1.0)
@@ -165,9 +147,9 @@ def counted(run: MeasuredRun, model: StepTimeModel) -> dict:
 
     made_at = np.r_[at, at[-1] + 0.005]
 
-    def left(shift: float, b: float, a: float = 0.0) -> np.ndarray:
+    def left(shift: float, b: float) -> np.ndarray:
         """Tokens still to come at each tick."""
-        made = np.r_[0.0, np.cumsum(n / (a + b * ours))] * 0.005
+        made = np.r_[0.0, np.cumsum(n / (b * ours))] * 0.005
         return made[-1] - np.interp(ticks + shift, made_at, made)
 
     real, shift, scale = counts[-1] - counts, 0.0, 1.0
@@ -178,147 +160,27 @@ def counted(run: MeasuredRun, model: StepTimeModel) -> dict:
             lambda _, x, b=scale: left(x, b)[near], ticks[near], real[near], [shift]
         )
         (scale,), spread = curve_fit(lambda _, b, x=shift: left(x, b), ticks, real, [scale])
-    (b, a), wide = curve_fit(lambda _, b, a: left(shift, b, a), ticks, real, [scale, 0.0])
-    errors = np.sqrt(np.diag(wide))
-    line = {
-        "a_ms": a * 1e3,
-        "a_error_ms": errors[1] * 1e3,
-        "b": b,
-        "b_error": errors[0],
-        "count": len(ticks) - 1,
-    }
-    counts = {
+    return {
         "from_s": float(ticks[0]),
-        "seconds": len(ticks) - 1,
-        "requests": [int(n[n > 0].min()), int(n.max())],
+        "steps": len(ticks) - 1,
+        "above": int(n[n > 0].min()) - 1,
+        "to": int(n.max()),
+        "scale": float(scale),
+        "scale_error": float(np.sqrt(spread[0, 0])),
     }
-    found = {"shift_s": shift, "scale": scale, "scale_error": np.sqrt(spread[0, 0])} | line
-    return counts | {name: float(value) for name, value in found.items()}
 
 
 def validate_events(truth: Path, case: Case, form: str | None = None) -> dict:
-    """What can be read off one run; keys that start with an underscore hold rows, for plots."""
+    """What can be read off one run: rows of `by_range` of decodes alone and of steps with prompts,
+    that of `counted`, and how many links between times are news, agree and contradict."""
     run = read_run(truth, case)
     profile = profile_of(run, form)
     model = model_of(run, profile)
     events = read_events(run, profile)
     table = step_times(run, events, model)
-    alone, prompts = table[table.tokens == 0], table[table.tokens > 0]
     return {
-        "run": case.label,
-        "profile": profile.name,
-        "links": dict(events.links),
-        "intervals": len(table),
-        "decode_steps": int(alone.steps.sum()),
-        "prompt_steps": len(prompts),
-        "seconds": float(run.requests.last_token_s.max()),
-        "decode": by_range(alone, "decodes", DECODES),
-        "prompt": by_range(prompts, "tokens", TOKENS),
-        "decode_fit": fit(alone.real_ms, alone.ours_ms),
-        "prompt_fit": fit(prompts.real_ms, prompts.ours_ms),
-        "counted": counted(run, model),
-        "_table": table,
+        "decode": by_range(table[table.tokens == 0], "decodes", DECODES),
+        "prompt": by_range(table[table.tokens > 0], "tokens", TOKENS),
+        "counted": [found] if (found := counted(run, model)) else [],
+        "links": {name: events.links[name] for name in ("news", "agrees", "contradicts")},
     }
-
-
-def events_markdown(runs: list[dict]) -> str:
-    """The tables of `validate_events`, a section for each run."""
-    lines = ["### Step times read off the events"]
-    for run in runs:
-        links = run["links"]
-        lines += [
-            "",
-            f"**{run['run']}**, profile `{run['profile']}`: {run['decode_steps']} decode steps "
-            f"and {run['prompt_steps']} steps"
-            f" with prompts in {run['intervals']} stretches. Links between times: "
-            f"{links.get('news', 0)} new,"
-            f" {links.get('agrees', 0)} agree, {links.get('contradicts', 0)} contradict.",
-        ]
-        for part, name, unit in (
-            ("decode", "decode steps alone", "requests"),
-            ("prompt", "steps with prompts", "tokens"),
-        ):
-            rows = [
-                [
-                    f"{row['above'] + 1} to {row['to']}"
-                    if row["to"] > row["above"] + 1
-                    else row["to"],
-                    row["intervals"],
-                    row["steps"],
-                    f"{row['real_ms']:.2f}",
-                    f"{row['ours_ms']:.2f}",
-                    f"{row['error_ms']:+.2f}",
-                    f"{row['error']:+.1%}",
-                    f"{row['sd_ms']:.2f} ms, {row['sd']:.1%}" if "sd" in row else "-",
-                    *(
-                        [f"{row['comm_ms']:.1f}, {row['comm_implied_ms']:.1f}"]
-                        if "comm_ms" in row
-                        else []
-                    ),
-                ]
-                for row in run[part]
-            ]
-            header = [
-                f"{name}: {unit}",
-                "stretches",
-                "steps",
-                "real ms",
-                "ours ms",
-                "ours - real",
-                "error",
-                "spread (sd)",
-            ]
-            header += (
-                ["all-reduce ms: ours, left by the rest"]
-                if any("comm_ms" in row for row in run[part])
-                else []
-            )
-            lines += ["", *table_lines(header, rows)]
-            lines += (
-                ["", f"{name}: real = {_line(run[part + '_fit'])}."] if run[f"{part}_fit"] else []
-            )
-        if counted := run["counted"]:
-            low, high = counted["requests"]
-            lines += [
-                "",
-                f"Tokens counted over {counted['seconds']} s from {counted['from_s']:.0f} s "
-                f"({low} to {high} requests, decodes"
-                f" only): real = {counted['scale']:.4f} +- {counted['scale_error']:.4f} x ours, "
-                f"or {_line(counted)}.",
-            ]
-    return "\n".join(lines) + "\n"
-
-
-def _line(fit: dict) -> str:
-    return (
-        f"({fit['a_ms']:+.2f} +- {fit['a_error_ms']:.2f}) ms + ({fit['b']:.3f} +- "
-        f"{fit['b_error']:.3f}) x ours"
-        f" ({fit['count']:.0f} points)"
-    )
-
-
-def plot_events(run: dict, path: Path) -> None:
-    """Ours less real of each stretch: decode steps over requests, steps with prompts over their
-    tokens; a PNG."""
-    table = run["_table"]
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    axes = figure.subplots(1, 2)
-    for axis, column, part in (
-        (axes[0], "decodes", table[table.tokens == 0]),
-        (axes[1], "tokens", table[table.tokens > 0]),
-    ):
-        axis.axhline(0.0, color="0.6", linewidth=0.8)
-        axis.scatter(
-            part[column],
-            part.ours_ms - part.real_ms,
-            s=np.clip(4 * np.sqrt(part.steps), 6, 40),
-            alpha=0.6,
-        )
-        title = "decode steps alone" if column == "decodes" else "steps with prompts"
-        axis.set(
-            xlabel="requests" if column == "decodes" else "tokens in the step",
-            ylabel="ours - real (ms a step)",
-            title=title,
-        )
-    figure.suptitle(run["run"])
-    write_plot(path, figure, dpi=110)

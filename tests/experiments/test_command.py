@@ -12,7 +12,7 @@ from twinserve.sim.cli.main import main
 from twinserve.sim.setup.config import SettingsError
 
 # experiment -> a function that its command calls
-CALLED = {"matrices": "page", "validation": "truth_folder"}
+CALLED = {"matrices": "page"}
 
 
 def ended(capsys, main, *arguments: str) -> tuple[int, str]:
@@ -56,17 +56,17 @@ def test_a_measurement_that_failed_is_a_line(capsys, monkeypatch):
     def failing(*_, **__):
         raise BenchmarkError("a command\nfailed")
 
-    monkeypatch.setattr("twinserve.experiments.validation.main.truth_folder", failing)
-    assert ended(capsys, main_of("validation")) == (2, "error: a command failed\n")
+    monkeypatch.setattr("twinserve.experiments.matrices.page", failing)
+    assert ended(capsys, main_of("matrices")) == (2, "error: a command failed\n")
 
 
 def test_a_defect_is_not_taken_for_bad_input(monkeypatch):
     def broken(*_, **__):
         raise ValueError("no such axis")
 
-    monkeypatch.setattr("twinserve.experiments.validation.main.truth_folder", broken)
+    monkeypatch.setattr("twinserve.experiments.matrices.page", broken)
     with pytest.raises(ValueError, match="no such axis"):
-        main_of("validation")([])
+        main_of("matrices")([])
 
 
 def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):

@@ -1,14 +1,11 @@
 """Step times read off events: from runs that the simulator made, the model's own come back."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from tests.experiments.test_validation import _requests, _truth, _write_run
 from tests.parameters import mostly_nightly
-from twinserve.experiments.validation import main as validation
 from twinserve.experiments.validation.events import (
     Offsets,
     intervals,
@@ -20,9 +17,6 @@ from twinserve.experiments.validation.runs import CASES, model_of, profile_of, r
 from twinserve.experiments.validation.step_times import (
     by_range,
     counted,
-    events_markdown,
-    fit,
-    plot_events,
     step_times,
     validate_events,
 )
@@ -93,8 +87,6 @@ def test_the_models_own_step_times_come_back(tmp_path, budget):
     assert (table.tokens > 0).sum() > 10 and (table.tokens == 0).sum() > 5
     np.testing.assert_allclose(table.real_ms, table.ours_ms, rtol=1e-3)
     assert np.median(np.abs(table.real_ms / table.ours_ms - 1)) < 1e-6
-    line = fit(table.real_ms, table.ours_ms)
-    assert line["b"] == pytest.approx(1, abs=1e-3) and line["a_ms"] == pytest.approx(0, abs=1e-2)
     if budget == 512:
         assert (events.chunks > 1).sum() > 3
 
@@ -107,19 +99,13 @@ class _Late(OperatorModel):
 
 
 def test_a_term_that_the_model_lacks_is_found(tmp_path):
-    """The model has 5 ms more than the run in each step larger than every captured graph: the fit
-    tells it from a factor."""
+    """The model has 5 ms more than the run in each step larger than every captured graph."""
     run, _ = _made(tmp_path, _requests(60), max_num_seqs=48, max_num_batched_tokens=2048)
     profile = profile_of(run)
     events = read_events(run, profile)
     table = step_times(run, events, _Late(profile.model(48).form), skip_s=0.0)
     large = table[table.tokens > 96]
-    line = fit(large.real_ms, large.ours_ms)
-    assert (
-        line["a_ms"] == pytest.approx(-5, abs=0.01)
-        and line["b"] == pytest.approx(1, abs=1e-3)
-        and len(large) > 5
-    )
+    assert len(large) > 5
     assert all(
         row["error_ms"] == pytest.approx(5, abs=0.01)
         for row in by_range(large, "tokens", (96, 512, 2048))
@@ -137,7 +123,7 @@ def test_tokens_counted_each_second_tell_the_decode_steps(tmp_path):
     )
     model = model_of(run, profile_of(run))
     found = counted(run, model)
-    assert found["seconds"] >= 8 and found["scale"] == pytest.approx(
+    assert found["steps"] >= 8 and found["scale"] == pytest.approx(
         1, abs=max(0.005, 3 * found["scale_error"])
     )
     # a scarce second before hides what came before it; counts that are missing tell nothing
@@ -189,30 +175,16 @@ def test_counts_of_steps_by_hand():
         and high["error"] == -0.25
     )
     assert high["comm_ms"] == 2 and high["comm_implied_ms"] == 12
-    assert fit(np.array([1.0, 2.0]), np.array([1.0, 2.0])) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", mostly_nightly(range(3), 0))
-def test_measured_runs(index, tmp_path):
+def test_measured_runs(index):
     report = validate_events(_truth(), CASES[index])
-    assert report["links"].get("contradicts", 0) == 0 and report["links"]["agrees"] > 10
-    text = events_markdown([report])
-    assert report["run"] in text and "steps with prompts" in text
+    assert report["links"]["contradicts"] == 0 and report["links"]["agrees"] > 10
     if index == 0:  # memory was short nearly all the time
-        assert report["counted"]["scale_error"] < 0.01 and 0.9 < report["counted"]["scale"] < 1.1
+        (counts,) = report["counted"]
+        assert counts["scale_error"] < 0.01 and 0.9 < counts["scale"] < 1.1
     else:
-        assert report["decode_steps"] > 1000 and report["prompt_steps"] > 100
-        plot_events(report, tmp_path / "plot.png")
-        assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
-
-
-@pytest.mark.nightly
-def test_the_command_adds_the_tables(tmp_path, capsys):
-    _truth()
-    with pytest.raises(SystemExit) as raised:
-        validation.main(["--events", "--json"])
-    assert raised.value.code == 0
-    report = json.loads(capsys.readouterr().out)
-    assert [run["run"] for run in report["events"]] == [case.label for case in CASES[:3]]
-    assert all(name[0] != "_" for run in report["events"] for name in run)
+        steps = {part: sum(row["steps"] for row in report[part]) for part in ("decode", "prompt")}
+        assert steps["decode"] > 1000 and steps["prompt"] > 100

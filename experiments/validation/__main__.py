@@ -1,6 +1,0 @@
-"""`python -m twinserve.experiments.validation`."""
-
-from twinserve.experiments.validation.main import main
-
-if __name__ == "__main__":
-    main()
