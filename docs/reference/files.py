@@ -38,7 +38,6 @@ FORMATS = (
     "sim.sweep.points:POINTS",
     "experiments.study.study:FIGURES",
     "experiments.campaign.setup:CAMPAIGN",
-    "experiments.attention.main:KERNELS",
 )
 # Files that people write by hand, and profiles.
 DOCUMENTS: tuple[tuple[str, str, type[BaseModel]], ...] = (

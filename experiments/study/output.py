@@ -3,7 +3,10 @@ them."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
@@ -44,6 +47,18 @@ def write_tables(out: Path, tables: Mapping[str, pd.DataFrame]) -> None:
 def write_plot(path: Path, canvas: Canvas, dpi: int = 120) -> None:
     """A PNG, the same bytes for the same canvas. Raises WorkloadError."""
     write_atomically(path, png(canvas, dpi))
+
+
+@cache
+def code_version() -> str:
+    """`0.1.0`, of a checkout with its commit, and `+` where files have changed since."""
+    where = ["git", "-C", str(Path(__file__).resolve().parent)]
+    words = [*where, "describe", "--always", "--exclude=*", "--dirty=+"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return version("twinserve")
+    return f"{version('twinserve')} at commit {told}"
 
 
 def check_target(out: Path | None) -> None:

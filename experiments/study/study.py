@@ -20,7 +20,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.study.command import GridOptions
-from twinserve.experiments.study.output import table_lines, write_plot, write_tables
+from twinserve.experiments.study.output import code_version, table_lines, write_plot, write_tables
 from twinserve.experiments.study.points import Plan, Point, Rows, planned, runs_digest
 from twinserve.experiments.study.progress import shown_grid
 from twinserve.experiments.study.verdict import MEANING, Claim, summary
@@ -175,14 +175,14 @@ class Study:
         parts = [f"# {self.system}", "", self.intro, ""]
         for figure in self.figures:
             file = out / figure.name / "table.csv"
-            _said(out / figure.name)
+            ran = ran_by(_said(out / figure.name) or {})
             if not file.is_file():
                 parts += [f"`{figure.name}` ({figure.title}): not run.", ""]
                 continue
             plot = [f"![{figure.title}]({figure.name}/plot.png)", ""] if figure.plot else []
             said = file.with_name(TEXT_FILE)
             text = [said.read_text()] if figure.text else [*_table(pd.read_csv(file)), ""]
-            parts += [f"## {figure.title}", "", *plot, *text]
+            parts += [f"## {figure.title}", "", f"{ran}.", "", *plot, *text]
         return "\n".join(parts)
 
     def check(self, names: Sequence[str], out: Path) -> list[str]:
@@ -210,7 +210,8 @@ class Study:
             return "which code ran it is not known; run it again"
         if made["sources"] != now["sources"]:
             return "other code ran it; run it again"
-        return "" if made == now else "its runs are not those of its grid; run it again"
+        same_runs = made["runs"] == now["runs"]
+        return "" if same_runs else "its runs are not those of its grid; run it again"
 
     def _write(
         self,
@@ -257,7 +258,7 @@ class Study:
             plot = f", [plot]({figure.name}/plot.png)" if figure.plot else ""
             below += [
                 f"- `{figure.name}` ({figure.title}): {size}seeds {seeds}; "
-                f"[table]({figure.name}/table.csv){plot}"
+                f"[table]({figure.name}/table.csv){plot}. {ran_by(said)}."
             ]
         lines += [summary(claims), ""]
         lines += table_lines(
@@ -291,8 +292,17 @@ class Study:
 
 
 def made_by(figure: Figure, grid: Sequence[Point]) -> dict[str, str]:
-    """Digests of the code that runs a figure, and of the runs."""
-    return {"sources": sources_digest(figure.work)[:24], "runs": runs_digest(figure.work, grid)}
+    """Version of the code that runs a figure; digests of that code, and of the runs."""
+    digests = {"sources": sources_digest(figure.work)[:24], "runs": runs_digest(figure.work, grid)}
+    return {"version": code_version()} | digests
+
+
+def ran_by(said: Mapping[str, Any]) -> str:
+    """Which version ran a figure, from its claims.json."""
+    known = said.get("made", {}).get("version")
+    if known:
+        return f"Run by twinserve {known}"
+    return "Run before versions were kept: rules of policies may have changed since"
 
 
 def _scale(said: Mapping[str, Any]) -> Scale:

@@ -202,9 +202,12 @@ def test_what_is_stale_is_named(tmp_path, capsys, monkeypatch):
         claims.write_text(json.dumps(made | {"made": made["made"] | {name: "another"}}))
         code, line = checked()
         assert code == 1 and said in line
+    report = tmp_path / study().report
+    assert f"Run by twinserve {made['made']['version']}" in report.read_text()
     claims.write_text(json.dumps({name: of for name, of in made.items() if name != "made"}))
     assert "is not known" in checked()[1]
     study().redraw((), tmp_path)  # draws, and does not know who ran it
+    assert "Run before versions were kept" in report.read_text()
     assert "is not known" in checked()[1]
 
 
