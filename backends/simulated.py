@@ -10,7 +10,6 @@ import numpy as np
 from twinserve.backends.base import Backend, Executed, Transfers
 from twinserve.backends.counts import Counts, count, kind_of
 from twinserve.backends.links import Computing, PcieLink
-from twinserve.backends.slowed import Slowed
 from twinserve.native.chosen import columns
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, Preemption, StepOutcome, StepPlan
@@ -18,10 +17,32 @@ from twinserve.policies.requests import FIRST_ROWS, RequestTable
 from twinserve.profiles.composition import (
     NO_PREFILLS,
     STEADY,
+    AroundModel,
     Churn,
     StepComposition,
     StepTimeModel,
 )
+
+
+class Slowed(AroundModel):
+    """`model`, each of whose steps takes `factor` times as long, the host's part too."""
+
+    def __init__(self, model: StepTimeModel, factor: float) -> None:
+        super().__init__(model)
+        self.factor = factor
+
+    def step_seconds(self, work: StepComposition) -> float:
+        return self.model.step_seconds(work) * self.factor
+
+    def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
+        return self.model.decode_run_seconds(n, context, context_max, steps) * self.factor
+
+    def host_seconds(self, requests: int) -> float:
+        return self.model.host_seconds(requests) * self.factor
+
+    def allreduce_seconds(self, work: StepComposition) -> float:
+        return self.model.allreduce_seconds(work) * self.factor
+
 
 _BEFORE_STEP, _STEP, _REQUEST = Hold.BEFORE_STEP, Hold.STEP, Hold.REQUEST  # to look up once
 

@@ -63,7 +63,7 @@ _VARIANTS = {"bros": ("chunk", "fit", "bros.fit:BrosFitPolicy")}
 # what an engine asks, name of a policy -> the class that decides in its place there
 _FOR_ENGINES: dict[Asked, dict[str, str]] = {
     "drafts": {"bros": "bros.drafts:BrosDrafts", "vllm": "baselines.vllm_drafts:VllmDrafts"},
-    "remote": {"vllm": "baselines.vllm_decode:VllmDecode"},
+    "remote": {"vllm": "baselines.vllm_offloading:VllmDecode"},
     "tier": {"vllm": "baselines.vllm_offloading:VllmOffloading"},
 }
 
@@ -105,7 +105,7 @@ def options_of_release(policy: type[Policy], version: str) -> dict[str, Any]:
     """Options by which the policy decides as that version of vLLM did; most have none."""
     if policy is not policy_class("vllm"):
         return {}
-    return {"release": _found("baselines.vllm_rules:rules_of")(version)}
+    return {"release": _found("baselines.vllm:rules_of")(version)}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.identity.engines_table import read_results, table
 from twinserve.backends.live.versions import KNOWN
-from twinserve.policies.baselines.vllm_rules import RULES
+from twinserve.policies.baselines.vllm import RULES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "invariants.md").read_text()

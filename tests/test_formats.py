@@ -66,7 +66,7 @@ READERS = {
     "profiles/specs.py": "profiles",
     "sim/cli/calibrate.py": VALUE,
     "sim/report/found.py": "limits, plans",
-    "sim/report/sweep_part.py": CHECKED,
+    "sim/report/html.py": CHECKED,
     "sim/report/twin_parts.py": CHECKED,
     "sim/results/decisions.py": "decision logs",
     "sim/results/files.py": "result folders",

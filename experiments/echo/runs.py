@@ -18,13 +18,13 @@ import numpy as np
 import pandas as pd
 
 from twinserve.experiments.study.while_online import WhileOnline
-from twinserve.policies.echo.forecast import ArrivalForecast
+from twinserve.policies.echo.offline import ArrivalForecast
 from twinserve.policies.echo.policy import EchoPolicy
 from twinserve.policies.kv.task_aware.ledger import CountedLedger
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestClass, State
 from twinserve.sim.engine.core import EngineCore
-from twinserve.sim.plan.memory import predicted_memory
+from twinserve.sim.plan.trial import predicted_memory
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware

@@ -23,12 +23,11 @@ from twinserve.experiments.step_times.load import seconds
 from twinserve.experiments.step_times.points import Measured, read_measured
 from twinserve.experiments.study.output import check_target, table_lines
 from twinserve.profiles.catalog import find_model
-from twinserve.profiles.evidence import expected_errors
+from twinserve.profiles.evidence import expected_errors, kind_of_weights
 from twinserve.profiles.kv_memory.releases import is_known
 from twinserve.profiles.memory import with_fp8_kv, with_server_flags
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import Profile, derive_profile
-from twinserve.profiles.server_errors import kind_of_weights
 from twinserve.profiles.specs import ProfileError
 from twinserve.profiles.step_times import StepTimes, choose
 from twinserve.sim.cli.main import run_app

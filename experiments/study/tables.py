@@ -11,7 +11,7 @@ import pandas as pd
 
 from twinserve.experiments.study.grid import REPEATS
 from twinserve.experiments.study.output import markdown_table
-from twinserve.sim.sweep.paired import KINDS, Gains, baseline_of, told
+from twinserve.sim.sweep.baseline import KINDS, Gains, baseline_of, told
 from twinserve.sim.sweep.statistics import over_seeds, shown
 
 FIRST, BEFORE = "first", "before"

@@ -17,7 +17,7 @@ from twinserve.experiments.study.output import markdown_table
 from twinserve.experiments.study.tables import Table
 from twinserve.experiments.systems.parts import FIT
 from twinserve.policies.overview import KNOWN
-from twinserve.sim.sweep.paired import baseline_of
+from twinserve.sim.sweep.baseline import baseline_of
 from twinserve.sim.sweep.statistics import shown
 
 PROFILE, TRACE, SLO = "llama-3.1-8b@l40s", "azure-2023", "ttft=1,tpot=0.05"

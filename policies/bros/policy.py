@@ -10,23 +10,98 @@ the paper is open, docs/bros.md says what was chosen and why. Lines are those of
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from twinserve.policies.base import Policy, SystemView
 from twinserve.policies.bros.options import BrosOptions
 from twinserve.policies.bros.packing import Packer
-from twinserve.policies.bros.parts import Choice, PlanInProgress, Urgent, least
+from twinserve.policies.bros.parts import Choice, PlanInProgress, Urgent, least, within_tokens
 from twinserve.policies.bros.placing import Placer
-from twinserve.policies.bros.plain import all_fit, nobody_joins, place_all
 from twinserve.policies.bros.queues import Queues
-from twinserve.policies.bros.runs import chunks_stand
 from twinserve.policies.drafting import DraftingLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.estimators import Batch, BatchEstimator
-from twinserve.policies.parts.runs import LONGEST_RUN
+from twinserve.policies.parts.runs import LONGEST_RUN, further_steps
 from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
 from twinserve.policies.requests import RequestTable
+
+
+def all_fit(
+    everyone: Batch, residual: np.ndarray, size: int, tokens: int, estimator: BatchEstimator
+) -> bool:
+    """Whether the batch of all requests, real-time ones first, keeps every deadline: neither order
+    nor replacement matters.
+
+    residual  float64[real-time requests], seconds
+    size      requests in a batch; tokens: of a step
+    """
+    if not 0 < len(everyone) <= size or np.count_nonzero(everyone.swapped):
+        return False
+    if len(residual) and estimator.seconds(everyone) > residual.min():
+        return False
+    return within_tokens(everyone, tokens) == len(everyone)
+
+
+def place_all(step: PlanInProgress, everyone: Batch) -> bool:
+    """Memory for all without dropping or restoring anything; False and nothing changed where that
+    is too little."""
+    requests, ledger = step.view.requests, step.ledger
+    holding = requests.computed_tokens[everyone.rows] > 0
+    if holding.all():
+        return ledger.grow_all(everyone.rows, everyone.context)
+    mark = ledger.mark()
+    newcomers = everyone[~holding]
+    done = ledger.grow_all(everyone.rows[holding], everyone.context[holding]) and all(
+        ledger.admit(row, tokens)
+        for row, tokens in zip(newcomers.rows.tolist(), newcomers.context.tolist(), strict=True)
+    )
+    if not done:
+        ledger.rollback(mark)
+        return False
+    ledger.commit(mark)
+    step.plan.admitted += [(row, 0) for row in newcomers.rows.tolist()]
+    return True
+
+
+def nobody_joins(
+    real_time: Batch,
+    residual: np.ndarray,
+    pending: int,
+    best_effort: Batch,
+    size: int,
+    tokens: int,
+    estimator: BatchEstimator,
+) -> Batch | None:
+    """The batch of all that hold memory, real-time requests by residual time, where just these are
+    chosen: they decode, together they keep the nearest deadline, and the first one that waits comes
+    after them and would break it.
+
+    real_time    the first `pending` of them hold memory, the others wait; residual: float64[n],
+                 theirs, seconds
+    best_effort  all of them, by arrival; none waits
+    None         where it is not that plain, for whatever reason
+    """
+    if not 0 < pending < min(size, len(real_time)) or pending + len(best_effort) > min(
+        size, tokens
+    ):
+        return None
+    running = real_time[:pending]
+    if np.count_nonzero(running.is_prefill) or np.count_nonzero(best_effort.is_prefill):
+        return None
+    order = residual[:pending].argsort(kind="stable")
+    first = pending + int(residual[pending:].argmin())
+    bound = residual[order[0]]  # the nearest deadline; kept by the whole batch, so it can be kept
+    if (
+        residual[first] < residual[order[-1]]
+        or estimator.seconds(real_time[first : first + 1], running) <= bound
+    ):
+        return None
+    running = running[order] + best_effort
+    return running if estimator.seconds(running) <= bound else None
+
 
 # a run of steps ends this much before an order of deadlines changes, and is planned anew
 _CLOCK_SLACK_S = 1e-6
@@ -236,3 +311,39 @@ class BrosPolicy(Policy[BrosOptions]):
             return False
         step.plan.valid_until_s = until
         return True
+
+
+_LONGEST = 16  # steps that are estimated one by one: more are seldom used
+
+
+def chunks_stand(
+    step: PlanInProgress, everyone: Batch, real_time: int, estimator: BatchEstimator
+) -> None:
+    """Let the plan stand while its prompts compute as many tokens again and the batch still keeps
+    every deadline. It serves `everyone`, the first `real_time` of them real-time, and no row waits.
+
+    In a run each step gives every request that decodes a token, so that its residual time is TPOT
+    at each of them; that of a prompt melts.
+    """
+    plan, requests = step.plan, step.view.requests
+    steps = min(further_steps(plan, requests, step.ledger, shut=True), _LONGEST)
+    if not steps:
+        return
+    rows, prompt = everyone.rows[:real_time], everyone.is_prefill[:real_time]
+    pace = float(np.fmin.reduce(requests.slo_tpot_s[rows[~prompt]], initial=np.inf))
+    most = 0.0
+    for further in range(1, steps + 1):
+        later = replace(everyone, context=everyone.context + everyone.new * further)
+        seconds = estimator.seconds(later)
+        if seconds > pace:
+            steps = further - 1
+            break
+        most = max(most, seconds)
+    plan.valid_for = steps
+    begun = requests.output_tokens[rows] > 0  # and were dropped since
+    due = np.where(
+        begun,
+        requests.last_token_s[rows] + requests.slo_tpot_s[rows],
+        requests.arrival_s[rows] + requests.slo_ttft_s[rows],
+    )[prompt]
+    plan.valid_until_s = float(np.fmin.reduce(due, initial=np.inf)) - most - _CLOCK_SLACK_S

@@ -17,29 +17,188 @@ fluid system is given what the engine served, or, with `M`, that much an iterati
 another C_j, as far as the paper says). Ties: the application that came first, then the request that
 did.
 
-Two options of ours that the paper does not have: `preempt` (preempting.py) and `correct`
-(corrections.py).
+Two options of ours that the paper does not have: `preempt` (`victims`) and `correct`.
+
+*Preempting* (ours: footnote 3 denies it): the request that is next in order swaps out running ones
+of applications behind its own, the last first, if that makes enough room. A victim comes back in
+its turn. F does not change by being preempted, so no two applications take turns.
+
+*Corrections* (ours; Justitia sets F once and for all): F is V(arrival) plus a demand that moves
+when
+
+- its requests that have ended took more: the demand becomes twice that;
+- a stage comes, of known prompts: if what was taken, what the stage is expected to take and what
+  earlier applications of the class took after such a stage differ from the demand by more than a
+  factor of two, the demand moves up to that factor;
+- it ends: what it did not ask for is no longer owed by the fluid system.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import Field
 
 from twinserve.policies.base import SystemView, Traits
 from twinserve.policies.errors import PolicyError
-from twinserve.policies.justitia import preempting
 from twinserve.policies.justitia.clock import VirtualClock
-from twinserve.policies.justitia.corrections import Corrections
 from twinserve.policies.justitia.demand import DemandPolicy, DemandQueueOptions
-from twinserve.policies.justitia.order import JustitiaOrder
 from twinserve.policies.justitia.queues import OwnersQueue, RankedQueue
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.predictors import COSTS, Cost, make_predictor
+from twinserve.policies.order import ApplicationOrder
+from twinserve.policies.parts.predictors import COSTS, Cost, Predictor, make_predictor
+from twinserve.policies.parts.queue_policy import QueuePolicy
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.requests import Application, RequestTable
+
+
+class JustitiaOrder(ApplicationOrder):
+    """Stamps are virtual finish times F; of two that are equal the later one gets the next larger
+    number.
+
+    predictor  of its own: it hears of every request of the fleet
+    cost       what applications are charged for (JustitiaOptions)
+    M          what an iteration of each replica is worth; None: the tokens of its KV memory
+    """
+
+    def __init__(self, predictor: Predictor, cost: str = "memory", M: int | None = None) -> None:
+        self.clock = VirtualClock()
+        self._predictor = predictor
+        self._cost = COSTS[cost]
+        self._M = M
+        self._F: dict[float, float] = {}  # by stamp
+
+    def capacity(self, kv_tokens: int) -> int:
+        return self._M or kv_tokens
+
+    def serve(self, service: float) -> None:
+        self.clock.advance(service)
+
+    def application(self, application: Application) -> float | None:
+        if application.kind is None:
+            return None
+        demand = self._predictor.application(application, self._cost)
+        return None if demand is None else self._begins(demand)
+
+    def request(self, row: int, requests: RequestTable) -> float:
+        output = self._predictor.output_tokens(row, requests)
+        return self._begins(self._cost(int(requests.prompt_tokens[row]), output))
+
+    def _begins(self, demand: int) -> float:
+        stamp = F = self.clock.arrive(demand)
+        while stamp in self._F:
+            stamp = math.nextafter(stamp, math.inf)
+        self._F[stamp] = F
+        return stamp
+
+    def ended(self, output_tokens: int, kind: str | None) -> None:
+        self._predictor.ended(output_tokens, kind)
+
+    def leaves(self, stamp: float) -> None:
+        F = self._F.pop(stamp, None)
+        if F is not None:
+            self.clock.leave(F)
+
+    def idles(self) -> None:
+        self.clock.drain()
+
+
+def next_of(policy: QueuePolicy) -> int | None:
+    """The first in order of the rows that wait or were preempted; None: there are none."""
+    paused = policy.paused[0] if policy.paused else None
+    if not policy.waiting:
+        return paused
+    head = policy.waiting.peek()
+    return head if paused is None or policy.rank(head) < policy.rank(paused) else paused
+
+
+def behind(policy: QueuePolicy, row: int) -> list[int]:
+    """Running rows of applications behind that of `row`, the last first. (The last part of a rank
+    is the row itself.)"""
+    place = policy.rank(row)[:-1]
+    found = [other for other in policy.running if policy.rank(other)[:-1] > place]
+    return sorted(found, key=policy.rank, reverse=True)
+
+
+def victims(policy: QueuePolicy, requests: RequestTable, ledger: KvLedger, kept: int) -> list[int]:
+    """Running rows that give way to the next in order; none where it fits without, or not even
+    with all that are behind it. kept: blocks that an admission leaves free."""
+    row = next_of(policy)
+    if row is None:
+        return []
+    needed = -(-int(requests.known_tokens(row)) // ledger.block_tokens) + kept
+    needed += row in policy.paused  # which come back with a block to spare
+    room, seats = ledger.free_blocks, policy.limits.max_num_seqs - len(policy.running)
+    if room >= needed and seats > 0:
+        return []
+    found: list[int] = []
+    needed += len(policy.running)  # these may grow by a block each before it is admitted
+    for other in behind(policy, row):
+        found.append(other)
+        room += ledger.held_blocks(other) + 1  # it does not grow
+        seats += 1
+        if room >= needed and seats > 0:
+            return found
+    return []
+
+
+AGAIN = 2.0  # times what was taken: after so many doublings no demand is too low
+TRUSTED = 2.0  # a demand this near to what a stage shows is left as it is
+
+
+class Corrections:
+    """Of applications by number, demands and costs in token-iterations."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, float] = {}  # V at arrival
+        self.believed: dict[int, float] = {}
+        self._spent: dict[int, int] = {}  # by its requests that have ended
+        self._expected: dict[int, int] = {}  # row that is here -> its cost, as predicted
+        self._here: dict[int, int] = {}  # application -> of its rows here, the sum of that
+        self._stages: dict[int, int] = {}  # that have come since the last plan
+
+    def begins(self, number: int, V: float, demand: float) -> None:
+        self._begun[number], self.believed[number] = V, demand
+        self._spent[number] = self._here[number] = 0
+
+    def comes(self, row: int, number: int, stage: int, expected: int) -> None:
+        """A request of a stage; expected: its cost, as predicted."""
+        self._expected[row] = expected
+        self._here[number] += expected
+        self._stages[number] = stage
+
+    def ends(self, row: int, number: int, cost: int) -> None:
+        self._here[number] -= self._expected.pop(row, 0)
+        self._spent[number] += cost
+        if self._spent[number] > self.believed[number]:
+            self.believed[number] = AGAIN * self._spent[number]
+
+    def look(self, total: Callable[[int, int], float | None]) -> list[int]:
+        """Before a plan: applications of which a stage has come.
+
+        total  (number, stage) -> the cost of a whole application of its class over that up to the
+               stage; None: nothing is known
+        """
+        seen = list(self._stages)
+        for number, stage in self._stages.items():
+            times = total(number, stage)
+            if times is not None:
+                shown = times * (self._spent[number] + self._here[number])
+                least = max(shown / TRUSTED, self._spent[number])
+                self.believed[number] = min(max(self.believed[number], least), shown * TRUSTED)
+        self._stages.clear()
+        return seen
+
+    def finish(self, number: int) -> float:
+        """Its virtual finish time, as is believed now."""
+        return self._begun[number] + self.believed[number]
+
+    def forget(self, number: int) -> None:
+        for kept in (self._begun, self.believed, self._spent, self._here):
+            del kept[number]
+        self._stages.pop(number, None)
 
 
 class JustitiaOptions(DemandQueueOptions):
@@ -229,12 +388,12 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
     def preempts(self, ledger: KvLedger) -> list[int]:
         if not self.options.preempt:
             return []
-        return preempting.victims(self, self._table, ledger, self._keep_free(ledger))
+        return victims(self, self._table, ledger, self._keep_free(ledger))
 
     def _come_back(self, batch, plan: StepPlan, requests: RequestTable, ledger: KvLedger) -> bool:
         if not self.options.preempt:
             return super()._come_back(batch, plan, requests, ledger)
-        while self._seat(batch) and (row := preempting.next_of(self)) is not None:
+        while self._seat(batch) and (row := next_of(self)) is not None:
             if self.paused and row == self.paused[0]:
                 if not self._resume(row, batch, plan, requests, ledger):
                     break
@@ -247,8 +406,8 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         return False  # what waits has been looked at
 
     def quiet_steps(self, plan: StepPlan, ledger: KvLedger) -> float:
-        if self.options.preempt and (row := preempting.next_of(self)) is not None:
-            if preempting.behind(self, row):
+        if self.options.preempt and (row := next_of(self)) is not None:
+            if behind(self, row):
                 return 0  # they may give way in the next step
         return math.inf
 

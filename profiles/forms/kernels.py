@@ -20,18 +20,18 @@ The experts that a step chooses are those of Zipf draws, which leave out more th
 vLLM 0.11 to 0.13 FP8 experts in blocks multiplied rows padded to 128 for each expert on Hopper,
 below eight ranks (`compute_aligned_M`; vLLM's issues 29346 and 39331). Layers of a step with
 prompts take at least PROMPT_LAYER_S. Experts that lie whole on ranks take as long as on the busiest
-one, of even draws (`busiest.py`). Data-parallel ranks are taken to have as many tokens each, and as
+one, of even draws. Data-parallel ranks are taken to have as many tokens each, and as
 many requests.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
+from math import comb, erf, sqrt
 
 import numpy as np
 
 from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.forms.busiest import busiest_experts, busiest_tokens
 from twinserve.profiles.forms.kernel_rates import (
     ALLREDUCE_START_S,
     CHUNK_START_S,
@@ -48,6 +48,45 @@ from twinserve.profiles.forms.kernel_rates import (
 from twinserve.profiles.forms.roofline import Efficiency, RooflineModel, pcie_sharing
 from twinserve.profiles.ranks import check_ranks
 from twinserve.profiles.specs import GpuSpec, ModelSpec
+
+
+@cache
+def busiest_experts(experts: int, ranks: int) -> np.ndarray:
+    """float64[experts + 1]: of c different ones, drawn evenly of all, the expected number on the
+    rank that has most of them.
+
+    Exact: at most x on every rank are prod over ranks (sum over j <= x of C(m, j) z^j), of m
+    experts each, of which the term z^c counts the draws; over C(experts, c).
+    """
+    sizes = [experts // ranks + (rank < experts % ranks) for rank in range(ranks)]
+    draws = np.array([float(comb(experts, c)) for c in range(experts + 1)])
+    found = np.zeros(experts + 1)
+    for most in range(max(sizes)):
+        ways = np.ones(1)
+        for size in sizes:
+            ways = np.convolve(ways, [float(comb(size, j)) for j in range(min(most, size) + 1)])
+        within = np.zeros(experts + 1)
+        within[: len(ways)] = ways
+        found += 1.0 - within / draws  # P(the most is above `most`)
+    return found
+
+
+@cache
+def largest_of_normals(count: int) -> float:
+    """The expected largest of so many independent standard normal values."""
+    x = np.linspace(-9.0, 9.0, 18001)
+    below = np.array([0.5 * (1.0 + erf(v / sqrt(2.0))) for v in x.tolist()]) ** count
+    return float(((x > 0) - below).sum() * (x[1] - x[0]))
+
+
+def busiest_tokens(tokens: float, experts: int, chosen: int, ranks: int) -> float:
+    """(token, expert) pairs on the rank with most, of `tokens` that choose `chosen` of `experts`
+    each: their mean, and the largest of normal deviations that add up to none."""
+    mean = tokens * chosen / ranks
+    spread = sqrt(mean * (experts - chosen) / max(experts - 1, 1))
+    most = tokens * min(chosen, -(-experts // ranks))
+    return min(mean + largest_of_normals(ranks) * spread, most)
+
 
 PADDED_RELEASES = ((0, 11), (0, 14))  # from, to before
 PADDED_ROWS = 127  # for each expert

@@ -125,7 +125,7 @@ def route(
         record=record,
     )
     require_libraries(events=bool(kv_events))
-    from twinserve.backends.live.route.serve import serve
+    from twinserve.backends.live.route.front import serve
 
     left = serve(settings)
     if left:

@@ -3,14 +3,159 @@ files of other tools."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from twinserve.sim.plan.commands import FIRST_PORT, serve_arguments
+from twinserve.profiles.kv_memory.releases import LATEST_NAME
+from twinserve.sim.plan.candidates import Candidate
+from twinserve.sim.plan.commands import FIRST_PORT, hub_id, serve_arguments
 from twinserve.sim.plan.decision import decide
-from twinserve.sim.plan.emit import FILES, emitted
 from twinserve.sim.plan.planner import Plan, Row
 from twinserve.sim.setup.config import SettingsError
+
+# Of nodes with the driver's labels (nvidia.com/gpu.product); others are left to the user.
+LABELS = {
+    "h100": "NVIDIA-H100-80GB-HBM3",
+    "h100-nvl": "NVIDIA-H100-NVL",
+    "a100-pcie-80g": "NVIDIA-A100-80GB-PCIe",
+    "h100-pcie": "NVIDIA-H100-PCIe",
+    "h200": "NVIDIA-H200",
+    "h20": "NVIDIA-H20",
+    "a100-80g": "NVIDIA-A100-SXM4-80GB",
+    "a100-40g": "NVIDIA-A100-SXM4-40GB",
+    "a100-pcie-40g": "NVIDIA-A100-PCIE-40GB",
+    "l40s": "NVIDIA-L40S",
+    "l4": "NVIDIA-L4",
+    "l20": "NVIDIA-L20",
+    "a10": "NVIDIA-A10",
+    "a10g": "NVIDIA-A10G",
+    "a40": "NVIDIA-A40",
+    "t4": "Tesla-T4",
+    "b200": "NVIDIA-B200",
+}
+FILES = {
+    "vllm": "serve.sh",
+    "kubernetes": "kubernetes.yaml",
+    "compose": "compose.yaml",
+    "llm-d": "values.yaml",
+}
+_PRODUCT = "nvidia.com/gpu.product"
+
+
+def emitted(kind: str, candidate: Candidate, replicas: int, words: Sequence[str]) -> str:
+    """The file of `kind`, a key of FILES. words: the command line of one replica on FIRST_PORT, as
+    `serve_arguments` has it."""
+    many = f"{replicas} x {candidate.label}"
+    words = list(words)
+    if "--gpu-memory-utilization" not in words:  # releases differ, and so do profiles
+        share = candidate.hardware.profile.gpu_memory_utilization
+        words += ["--gpu-memory-utilization", f"{share:g}"]
+    if kind == "vllm":
+        note = f"one replica of {many}: start it {replicas} times, each on GPUs of its own"
+        lines = ["#!/bin/sh", f"# {note} (CUDA_VISIBLE_DEVICES) and a port of its own"]
+        return "\n".join([*lines, f"exec {shlex.join(words)}", ""])
+    import yaml  # for those that need it
+
+    made = {"kubernetes": _kubernetes, "compose": _compose, "llm-d": _llm_d}[kind]
+    documents = made(candidate, replicas, words)
+    text = yaml.safe_dump_all(documents, sort_keys=False, width=1000)
+    return f"# {many}\n{text}"
+
+
+def _image(candidate: Candidate) -> str:
+    said = candidate.config.engine_version or LATEST_NAME
+    release = said.removeprefix("v")
+    return f"vllm/vllm-openai:v{release}" + ".0" * (release.count(".") == 1)
+
+
+def _name(candidate: Candidate) -> str:
+    model = hub_id(candidate.hardware.profile.llm.name).rpartition("/")[2]
+    return re.sub(r"[^a-z0-9]+", "-", f"vllm-{model}".lower()).strip("-")[:50]
+
+
+def _nodes(candidate: Candidate) -> dict[str, Any]:
+    label = LABELS.get(candidate.gpu)
+    return {"nodeSelector": {_PRODUCT: label}} if label else {}
+
+
+def _gpus(candidate: Candidate) -> Mapping[str, Any]:
+    return {"limits": {"nvidia.com/gpu": str(candidate.tp)}}
+
+
+def _kubernetes(candidate: Candidate, replicas: int, words: list[str]) -> list[dict]:
+    name = _name(candidate)
+    labels = {"app": name}
+    container = {
+        "name": "vllm",
+        "image": _image(candidate),
+        "command": words[:2],
+        "args": words[2:],
+        "ports": [{"containerPort": FIRST_PORT}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": FIRST_PORT}},
+        "resources": _gpus(candidate),
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}  # ranks talk through it
+    pod = {**_nodes(candidate), "containers": [container], "volumes": [memory]}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels.copy()},
+            "template": {"metadata": {"labels": labels.copy()}, "spec": pod},
+        },
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": labels.copy(), "ports": [{"port": FIRST_PORT}]},
+    }
+    return [deployment, service]
+
+
+def _compose(candidate: Candidate, replicas: int, words: list[str]) -> list[dict]:
+    last = FIRST_PORT + replicas - 1
+    ports = f"{FIRST_PORT}-{last}:{FIRST_PORT}" if replicas > 1 else f"{FIRST_PORT}:{FIRST_PORT}"
+    device = {"driver": "nvidia", "count": candidate.tp, "capabilities": ["gpu"]}
+    service = {
+        "image": _image(candidate),
+        "entrypoint": words[:2],
+        "command": words[2:],
+        "ports": [ports],
+        "ipc": "host",
+        "deploy": {"replicas": replicas, "resources": {"reservations": {"devices": [device]}}},
+    }
+    return [{"services": {_name(candidate): service}}]
+
+
+def _llm_d(candidate: Candidate, replicas: int, words: list[str]) -> list[dict]:
+    """The chart itself adds model, port and tensor parallelism."""
+    hub, args = words[2], words[3:]
+    for option in ("--port", "--tensor-parallel-size"):
+        at = args.index(option)
+        del args[at : at + 2]
+    container = {
+        "name": "vllm",
+        "image": _image(candidate),
+        "modelCommand": "vllmServe",
+        "args": args,
+        "resources": _gpus(candidate),
+    }
+    decode = {
+        "create": True,
+        "replicas": replicas,
+        "parallelism": {"tensor": candidate.tp},
+        **_nodes(candidate),
+        "containers": [container],
+    }
+    artifacts = {"name": hub, "uri": f"hf://{hub}"}
+    return [{"modelArtifacts": artifacts, "decode": decode, "prefill": {"create": False}}]
+
 
 GPUS_OF_A_HOST = 8  # as an HGX board has
 

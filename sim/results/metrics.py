@@ -14,12 +14,13 @@ import numpy as np
 from twinserve.sim.results.columns import Columns, known
 from twinserve.sim.results.drafts import describe_drafts
 from twinserve.sim.results.files import POOL_GROUP, RunRows, plain
-from twinserve.sim.results.metrics_engine import describe_kv, describe_scheduler
 from twinserve.sim.results.metrics_fleet import (
     describe_apart,
     describe_failures,
     describe_fleet,
+    describe_kv,
     describe_scaling,
+    describe_scheduler,
 )
 from twinserve.sim.results.metrics_jobs import (
     describe_jobs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -11,8 +11,36 @@ from twinserve.policies.names import hint
 from twinserve.sim.results.paths import text_of
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.one import REQUESTS
-from twinserve.sim.sweep.paired import baseline_of, told
 from twinserve.sim.sweep.statistics import interval
+
+# how a gain is counted, of a run's value and the baseline's
+KINDS = {
+    "ratio": lambda mine, theirs: mine / theirs,
+    "change": lambda mine, theirs: mine / theirs - 1.0,
+    "difference": lambda mine, theirs: mine - theirs,
+    "factor": lambda mine, theirs: theirs / mine,
+    "saving": lambda mine, theirs: theirs - mine,
+    "baseline": lambda mine, theirs: theirs,
+}
+Gains = Mapping[str, tuple[str, str]]  # new column -> column that is compared, one of KINDS
+
+
+def baseline_of(rows: pd.DataFrame, base: pd.DataFrame, pair: Sequence[str]) -> pd.DataFrame:
+    """For each of `rows` the row of `base` with the same values in the columns `pair`; nan where
+    there is none. Raises ValueError if `base` has two for one of them."""
+    keys = pd.MultiIndex.from_frame(base[list(pair)])
+    wanted = pd.MultiIndex.from_frame(rows[list(pair)])
+    return base.set_axis(keys, axis=0).reindex(wanted).set_axis(rows.index, axis=0)
+
+
+def told(gain: float, half: float, words: tuple[str, str, str], neutral: float = 0.0) -> str:
+    """One of `words` (above, below, open): on which side of `neutral` the whole interval is.
+
+    An interval that is not there (nan, of a single seed) tells nothing.
+    """
+    above, below, open_ = words
+    return above if gain - half > neutral else below if gain + half < neutral else open_
+
 
 WORDS = ("significant", "significant", "not significant")
 

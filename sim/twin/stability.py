@@ -26,7 +26,7 @@ from twinserve.policies.requests import State
 from twinserve.profiles.composition import AroundModel, StepComposition, StepTimeModel
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.results.files import RunResult
-from twinserve.sim.results.metrics_engine import busy_seconds
+from twinserve.sim.results.metrics_fleet import busy_seconds
 from twinserve.sim.results.metrics_requests import summed
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.replicas import BackendOf, simulated_backend

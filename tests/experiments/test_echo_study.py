@@ -39,7 +39,7 @@ from twinserve.experiments.echo.tables import (
     quantiles,
 )
 from twinserve.experiments.study.study import Scale
-from twinserve.policies.echo.forecast import MemoryForecast
+from twinserve.policies.echo.offline import MemoryForecast
 from twinserve.traces.generators.longdoc import longdoc
 from twinserve.traces.generators.tidal import tidal, tide
 

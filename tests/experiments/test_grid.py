@@ -19,7 +19,7 @@ from twinserve.experiments.study.study import Figure, Scale, Study, how_long
 from twinserve.experiments.study.tables import Table
 from twinserve.experiments.study.verdict import Claim
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.sweep.paired import KINDS, told
+from twinserve.sim.sweep.baseline import KINDS, told
 from twinserve.sim.sweep.points import KEPT
 from twinserve.sim.sweep.statistics import interval, over_seeds, shown
 from twinserve.traces import catalog

@@ -13,8 +13,8 @@ from twinserve.experiments.step_times import main  # noqa: E402
 from twinserve.experiments.step_times.load import seconds  # noqa: E402
 from twinserve.experiments.step_times.points import Measured, read_measured  # noqa: E402
 from twinserve.profiles.composition import decode_work  # noqa: E402
+from twinserve.profiles.evidence import SERVER_ERRORS  # noqa: E402
 from twinserve.profiles.profile import load_profile  # noqa: E402
-from twinserve.profiles.server_errors import SERVER_ERRORS  # noqa: E402
 from twinserve.profiles.specs import ProfileError  # noqa: E402
 
 ONE = Measured("a", "tpot", "llama-3.1-8b@h100", 100, 200, 1, 0.0075, ahead=True)

@@ -7,7 +7,7 @@ import numpy as np
 from tests.identity.mutations import Mutation
 from tests.identity.protocol import EngineSettings, Observed
 from tests.identity.release import installed_release
-from twinserve.policies.baselines.vllm_rules import Release
+from twinserve.policies.baselines.vllm import Release
 
 
 def vllm_stepper(

@@ -8,7 +8,7 @@ import functools
 import inspect
 
 from tests.identity.protocol import EngineSettings
-from twinserve.policies.baselines.vllm_rules import RULES, VllmRules
+from twinserve.policies.baselines.vllm import RULES, VllmRules
 
 
 def with_fields(kind: type, **arguments):

@@ -189,7 +189,7 @@ class RemoteOurs(OurScheduler):
         self.due = _Due()
         self.recompute = recompute
         self._reports = _Reports(settings.async_scheduling)
-        super().__init__(settings, policy="vllm_decode:VllmDecode")
+        super().__init__(settings, policy="vllm_offloading:VllmDecode")
         core = self.stepper.core
         if mutation is not None:
             mutation.apply(self)

@@ -16,9 +16,8 @@ if os.environ.get("TWINSERVE_REQUIRE_LIVE"):
 else:
     torch = pytest.importorskip("torch")
 
-from twinserve.backends.live.transfer.copy import SlotCopier
+from twinserve.backends.live.transfer.copy import InlineLane, SlotCopier
 from twinserve.backends.live.transfer.host import HostKv
-from twinserve.backends.live.transfer.lanes import InlineLane
 from twinserve.backends.live.transfer.layout import (
     Packed,
     SlotTable,

@@ -7,7 +7,7 @@ import pytest
 from tests.identity.release import installed_release, installed_rules
 from twinserve.backends.live.needs import NEEDS, missing
 from twinserve.backends.live.versions import KNOWN, installed_vllm
-from twinserve.policies.baselines.vllm_rules import RULES
+from twinserve.policies.baselines.vllm import RULES
 
 pytestmark = [pytest.mark.slow, pytest.mark.live, pytest.mark.usefixtures("vllm")]
 

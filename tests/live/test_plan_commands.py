@@ -8,7 +8,7 @@ import pytest
 
 from twinserve.sim.plan.candidates import candidates
 from twinserve.sim.plan.commands import serve_arguments
-from twinserve.sim.plan.emit import emitted
+from twinserve.sim.plan.start import emitted
 from twinserve.sim.setup.config import SimulationConfig
 
 pytestmark = pytest.mark.live

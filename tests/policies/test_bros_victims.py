@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.parameters import mostly_nightly
 from tests.policies.test_bros import Counter
-from twinserve.policies.bros.victims import Search, enough
+from twinserve.policies.bros.memory import Search, enough
 from twinserve.policies.registry import ledger_names, parse_policy
 from twinserve.sim.setup.audit import CROWDED, crowd
 from twinserve.sim.setup.hardware import resolve_hardware

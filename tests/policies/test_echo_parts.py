@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.policies.echo_runs import BY_HAND
 from twinserve.policies.echo.cost import EchoCost, ModelCost, echo_estimator, step_cost
-from twinserve.policies.echo.forecast import ArrivalForecast, MemoryForecast, Window
+from twinserve.policies.echo.offline import ArrivalForecast, MemoryForecast, Window
 from twinserve.policies.echo.pool import FcfsPool, OfflinePool
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.task_aware.ledger import TaskAwareLedger

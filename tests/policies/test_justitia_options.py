@@ -12,7 +12,7 @@ from tests.policies.justitia_reference import app, run
 from tests.policies.policy_runs import Desk
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.justitia.clock import VirtualClock
-from twinserve.policies.justitia.corrections import Corrections
+from twinserve.policies.justitia.policy import Corrections
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import Application
 

@@ -20,7 +20,7 @@ from twinserve.policies.layerkv.lengths import (
     TrainedPredictor,
     TrueClass,
 )
-from twinserve.policies.layerkv.link import beside_allreduce
+from twinserve.policies.layerkv.policy import beside_allreduce
 from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel

@@ -15,9 +15,8 @@ from twinserve.policies.base import EngineLimits
 from twinserve.policies.baselines.vllm import VllmOptions
 from twinserve.policies.baselines.vllm_offloading import VllmOffloading
 from twinserve.policies.kv.base import LedgerError
-from twinserve.policies.kv.offload.eviction import EVICTION
 from twinserve.policies.kv.offload.ledger import TieredLedger
-from twinserve.policies.kv.offload.store import Access, Found, HostStore
+from twinserve.policies.kv.offload.store import EVICTION, Access, Found, HostStore
 from twinserve.policies.requests import RequestTable
 
 KINDS = st.sampled_from(sorted(EVICTION))

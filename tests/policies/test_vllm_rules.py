@@ -8,10 +8,9 @@ import pytest
 
 from tests.sim.stepper import Stepper
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.baselines.vllm import VllmOptions, VllmPolicy
-from twinserve.policies.baselines.vllm_decode import VllmDecode
+from twinserve.policies.baselines.vllm import RULES, VllmOptions, VllmPolicy
 from twinserve.policies.baselines.vllm_drafts import VllmDrafts
-from twinserve.policies.baselines.vllm_rules import RULES
+from twinserve.policies.baselines.vllm_offloading import VllmDecode
 from twinserve.policies.drafting import Drafting, DraftingLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.paged.ledger import PagedLedger

@@ -9,7 +9,13 @@ import pytest
 from tests.profiles.kv_logs import logged_starts, printed_kv_tokens
 from twinserve.profiles.catalog import MODELS, find_gpu, find_model
 from twinserve.profiles.kv_memory.cards import GIB
-from twinserve.profiles.kv_memory.derive import ServerFlags, blocks_or_none
+from twinserve.profiles.kv_memory.derive import (
+    MIB,
+    ServerFlags,
+    allocated,
+    blocks_or_none,
+    rank_weights,
+)
 from twinserve.profiles.kv_memory.releases import (
     LATEST,
     check_release,
@@ -17,7 +23,6 @@ from twinserve.profiles.kv_memory.releases import (
     default_utilization,
     parse_release,
 )
-from twinserve.profiles.kv_memory.weights import MIB, allocated, rank_weights
 from twinserve.profiles.profile import derive_profile
 from twinserve.profiles.specs import ProfileError
 

@@ -14,7 +14,7 @@ from twinserve.profiles.forms.efficiency import find_efficiency
 from twinserve.profiles.forms.kernels import rank_model
 from twinserve.profiles.gpus import gpu_for
 from twinserve.profiles.models.config import read_config, read_model
-from twinserve.profiles.models.left_out import _matrices
+from twinserve.profiles.models.quantization import _matrices
 from twinserve.profiles.operators.aic import _quantization
 from twinserve.profiles.specs import ProfileError
 

@@ -20,7 +20,6 @@ from twinserve.profiles.forms.step_fits import fit_forms
 from twinserve.profiles.measured.step_files import read_steps
 from twinserve.profiles.names import list_profiles
 from twinserve.profiles.operators.aic import TILE_TOKENS
-from twinserve.profiles.operators.comm import tensor_parallel_pair
 from twinserve.profiles.operators.interpolation import Box, Curve, Plane, never_falling
 from twinserve.profiles.operators.layers import form_from_layers
 from twinserve.profiles.operators.model import (
@@ -36,6 +35,7 @@ from twinserve.profiles.operators.shipped import (
     layer_profile,
     operator_profile,
     shipped_operators,
+    tensor_parallel_pair,
 )
 from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError

@@ -7,7 +7,7 @@ import pytest
 from tests.profiles.test_hostile_configs import LLAMA, QWEN3_MOE
 from tests.profiles.test_model_configs import DEEPSEEK_V3
 from twinserve.profiles.composition import decode_work, prefill_work
-from twinserve.profiles.forms.busiest import busiest_experts, busiest_tokens
+from twinserve.profiles.forms.kernels import busiest_experts, busiest_tokens
 from twinserve.profiles.models.config import read_config
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import derive_profile, load_profile

@@ -15,7 +15,7 @@ from tests.sim.test_fleet_policies import at, made
 from tests.sim.troubled import troubled
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.justitia.clock import VirtualClock, fluid_finish_times
-from twinserve.policies.justitia.order import JustitiaOrder
+from twinserve.policies.justitia.policy import JustitiaOrder
 from twinserve.policies.parts.predictors import DemandOptions, Predictor, kv_token_time
 from twinserve.policies.registry import parse_policy, policy_class, policy_names
 from twinserve.policies.requests import End

@@ -16,7 +16,7 @@ from tests.parameters import mostly_nightly
 from tests.sim.harness import Affine, Toy, hybrid, same_rows, simulate
 from twinserve.backends.links import PcieLink, allreduces_of, evenly
 from twinserve.policies.base import EngineLimits, Traits
-from twinserve.policies.layerkv.link import beside_allreduce
+from twinserve.policies.layerkv.policy import beside_allreduce
 from twinserve.policies.plan import Hold, KvMove
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import load_profile

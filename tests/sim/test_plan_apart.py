@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from tests.sim.planned import GPU, MODEL, settings, write_trace
-from twinserve.sim.plan.apart import said_of
+from twinserve.sim.plan.apart import Split, said_of
 from twinserve.sim.plan.document import described
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
 from twinserve.sim.plan.show import apart_lines
-from twinserve.sim.plan.staircase import Split
 from twinserve.sim.plan.trial import TrialSpec, run_trial
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.fleet_file import of_roles

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from twinserve.policies.echo.forecast import MemoryForecast
-from twinserve.sim.plan.memory import predicted_memory
+from twinserve.policies.echo.offline import MemoryForecast
+from twinserve.sim.plan.trial import predicted_memory
 
 
 def steps_of(held, seconds: float = 1.0) -> pd.DataFrame:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from twinserve.profiles.composition import StepComposition, isolated_prefill_seconds
-from twinserve.sim.plan.bounds import hopeless, least_replicas
 from twinserve.sim.plan.peaks import find_peak, peak_window
+from twinserve.sim.plan.sizes import hopeless, least_replicas
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import with_objectives

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinserve.sim.plan.staircase import Answer, Split, staircase
+from twinserve.sim.plan.apart import Answer, Split, staircase
 
 
 def walked(first: Split, most: int, answer) -> tuple[Split | None, list[Split]]:

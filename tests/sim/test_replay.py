@@ -230,7 +230,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "backends/live/engine/backend.py",
     "backends/live/route/front.py",
     "backends/live/route/relay.py",
-    "backends/live/transfer/lanes.py",
+    "backends/live/transfer/copy.py",
     "backends/live/route/tokens.py",
     "backends/live/measure/measure.py",
     "backends/live/measure/kept.py",
@@ -263,7 +263,7 @@ UNSEEDED = {
     "experiments/route/replayed.py": {"random"},
     "experiments/route/troubled.py": {"random"},
     "traces/anonymise.py": {"secrets"},  # a salt that nobody knows; a salt that is given seeds all
-    "traces/generators/vllm_random.py": {"random"},  # random.Random(seed), as vLLM's client draws
+    "traces/generators/in_a_line.py": {"random"},  # random.Random(seed), as vLLM's client draws
 }
 
 

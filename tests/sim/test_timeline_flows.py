@@ -11,8 +11,7 @@ import pytest
 from tests.sim.harness import hybrid
 from tests.sim.test_fleet import one, small
 from twinserve.sim.fleet.routers.registry import parse_router
-from twinserve.sim.results.timeline import write_timeline
-from twinserve.sim.results.timeline_flows import ROUTER
+from twinserve.sim.results.timeline import ROUTER, write_timeline
 
 
 def drawn(tmp_path, run, **limits) -> list[dict]:

@@ -10,7 +10,18 @@ from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
 from twinserve.traces.apps import generate as apps
-from twinserve.traces.apps.classes import CLASSES, KINDS, LONGEST, Sample, draw, training_samples
+from twinserve.traces.apps.classes import (
+    CLASSES,
+    KINDS,
+    LONGEST,
+    Sample,
+    TopicEffects,
+    breadth,
+    difficulty,
+    draw,
+    draw_text,
+    training_samples,
+)
 from twinserve.traces.apps.generate import (
     DESCRIPTIONS,
     SHARES,
@@ -19,7 +30,6 @@ from twinserve.traces.apps.generate import (
     kinds,
     load,
 )
-from twinserve.traces.apps.text import TopicEffects, breadth, difficulty, draw_text
 from twinserve.traces.load import load_trace
 from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.transform import head, merge
