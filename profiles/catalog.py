@@ -1,7 +1,10 @@
 """The models and GPUs known by name.
 
-Models: the config.json files on Hugging Face (checked by parameter count in the tests;
-`models/known.py` has more of them, `models/published.py` their sources). GPUs: `gpus.py`.
+Models: `models/models.json` has what matters of their config.json files on Hugging Face (checked by
+parameter count in the tests; `models/published.csv` has the sources). What is left out of one is
+documentation, sampling or positions (`models/fields.py`). `"sliding_window": null` says that there
+is no window: without the field Mistral has one of 4,096. A vision tower is there where vLLM loads
+it as well. GPUs: `gpus.csv`.
 """
 
 from __future__ import annotations
@@ -12,85 +15,21 @@ from pathlib import Path
 
 from twinserve.profiles.gpu_labels import gpu_of_label
 from twinserve.profiles.gpus import ALIASES, GPUS
-from twinserve.profiles.models.config import HUB_ID, is_cached, is_reference, read_model
+from twinserve.profiles.models.config import (
+    HUB_ID,
+    is_cached,
+    is_reference,
+    read_config,
+    read_model,
+)
 from twinserve.profiles.models.hub_ids import catalogue_name
-from twinserve.profiles.models.known import MORE_MODELS
 from twinserve.profiles.models.quantization import FORMATS, quantized
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
-
-
-def _llama(name, layers, hidden, heads, kv_heads, intermediate, vocab, max_positions, **more):
-    return ModelSpec(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=more.pop("head_dim", hidden // heads),
-        intermediate=intermediate,
-        vocab=vocab,
-        max_positions=max_positions,
-        **more,
-    )
-
-
-def _opt(name, layers, hidden, heads):
-    return _llama(
-        name,
-        layers,
-        hidden,
-        heads,
-        heads,
-        4 * hidden,
-        50272,
-        2048,
-        tied_embeddings=True,
-        gated_mlp=False,
-        biases="all",
-        learned_positions=2050,
-    )
-
+from twinserve.profiles.tables import document
 
 MODELS: dict[str, ModelSpec] = {
-    spec.name: spec
-    for spec in (
-        _llama("llama-7b", 32, 4096, 32, 32, 11008, 32000, 2048),
-        _llama("llama-13b", 40, 5120, 40, 40, 13824, 32000, 2048),
-        _llama("llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
-        _llama("llama-2-13b", 40, 5120, 40, 40, 13824, 32000, 4096),
-        _llama("llama-2-70b", 80, 8192, 64, 8, 28672, 32000, 4096),
-        _llama("codellama-34b", 48, 8192, 64, 8, 22016, 32000, 16384),
-        _llama("llama-3-70b", 80, 8192, 64, 8, 28672, 128256, 8192),
-        _llama("llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072),
-        _llama("llama-3.1-70b", 80, 8192, 64, 8, 28672, 128256, 131072),
-        _llama("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064, 131072, biases="qkv"),
-        _llama("qwen2.5-14b", 48, 5120, 40, 8, 13824, 152064, 131072, biases="qkv"),
-        _llama("qwen2.5-32b", 64, 5120, 40, 8, 27648, 152064, 131072, biases="qkv"),
-        _llama("qwen3-8b", 36, 4096, 32, 8, 12288, 151936, 40960, head_dim=128, qk_norm=True),
-        _llama("qwen3-14b", 40, 5120, 40, 8, 17408, 151936, 40960, head_dim=128, qk_norm=True),
-        _llama("qwen3-32b", 64, 5120, 64, 8, 25600, 151936, 40960, head_dim=128, qk_norm=True),
-        _llama(
-            "qwen3-30b-a3b",
-            48,
-            2048,
-            32,
-            4,
-            768,
-            151936,
-            262144,
-            head_dim=128,
-            qk_norm=True,
-            experts=128,
-            experts_per_token=8,
-        ),
-        _llama(
-            "mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, experts=8, experts_per_token=2
-        ),
-        _llama("yi-34b-200k", 60, 7168, 56, 8, 20480, 64000, 200000),
-        _opt("opt-13b", 40, 5120, 40),
-        _opt("opt-30b", 48, 7168, 56),
-        *MORE_MODELS,
-    )
+    name: read_config(config, name)
+    for name, config in document("twinserve.profiles.models", "models.json").items()
 }
 
 
@@ -98,17 +37,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; nearest: x` or nothing, for the end of an error line."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.45)
     return f"; nearest: {found[0]}" if found else ""
-
-
-# GPUs with operator tables in aiconfigurator-core, and what these are called there.
-SYSTEMS = {
-    "h100": "h100_sxm",
-    "h200": "h200_sxm",
-    "a100-80g": "a100_sxm",
-    "l40s": "l40s",
-    "b200": "b200_sxm",
-    "rtxpro6000": "rtx_pro_6000_server",
-}
 
 
 def find_model(name: str) -> ModelSpec:

@@ -23,11 +23,9 @@ of the measured points keep, and 1.5 times that where all points are of one sour
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from twinserve.profiles.catalog import MODELS
@@ -36,6 +34,7 @@ from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.names import EVIDENCE_FILE, ProfileName
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.specs import ModelSpec
+from twinserve.profiles.tables import document
 
 # (form, decode or prefill, kind, GPU family): (relative error, points)
 SERVER_ERRORS: dict[tuple[str, str, str, str], tuple[float, int]] = {
@@ -162,8 +161,8 @@ def kind_of_model(llm: ModelSpec) -> str:
 @cache
 def marks() -> tuple[Mark, ...]:
     """All of evidence.json."""
-    file = resources.files("twinserve.profiles.data") / EVIDENCE_FILE
-    return tuple(Mark(**mark) for mark in json.loads(file.read_text(encoding="utf-8"))["marks"])
+    found = document("twinserve.profiles.data", EVIDENCE_FILE)
+    return tuple(Mark(**mark) for mark in found["marks"])
 
 
 def expected_errors(profile: Profile, form: str | None = None, decodes: int = 0) -> ExpectedErrors:

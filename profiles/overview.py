@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from twinserve.profiles.catalog import MODELS, SYSTEMS
+from twinserve.profiles.catalog import MODELS
 from twinserve.profiles.evidence import kind_of_model, marks
 from twinserve.profiles.forms.efficiency import BORROWED
-from twinserve.profiles.gpus import FEW_BITS, GPUS, gpu_source
+from twinserve.profiles.gpus import FEW_BITS, GPUS, SYSTEMS, gpu_source
 from twinserve.profiles.models.published import PUBLISHED, SEEN
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.operators.shipped import AIC, LAYERS

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from twinserve.profiles.catalog import SYSTEMS
 from twinserve.profiles.evidence import FORMS, expected_errors, own_errors
+from twinserve.profiles.gpus import SYSTEMS
 from twinserve.profiles.names import ProfileName, list_profiles
 from twinserve.profiles.profile import Profile, derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from twinserve.profiles.catalog import SYSTEMS
+from twinserve.profiles.gpus import SYSTEMS
 from twinserve.profiles.specs import ProfileError
 
 DATA = "aiconfigurator-core"  # the distribution that has the points

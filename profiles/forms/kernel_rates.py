@@ -1,5 +1,6 @@
 """What kernels reach of a GPU's peak numbers, by GPU family and by format of the weights, for the
-sum of kernels (`kernels.py`).
+sum of kernels (`kernels.py`). `kernel_rates.json` has a family each, lists in the order of the
+fields below.
 
 Matrices and experts: fits of the kernel tables of aiconfigurator-core 0.12.0 (4 to 18 % in the
 median). Fixed times of layers and the spread of routing: points of published servers. Shares of the
@@ -10,8 +11,10 @@ tables have the rates of the nearest one. docs/profiles.md says how far each is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from twinserve.profiles.specs import GpuSpec, ModelSpec
+from twinserve.profiles.tables import document
 
 NEAREST = {
     "hopper-capped": "hopper",
@@ -73,109 +76,20 @@ ZIPF = 0.96  # of the experts' popularity
 PROMPT_LAYER_S = 95e-6  # a layer of a step with prompts takes that at least
 EXPERTS_LONGER = 1.3  # times, a layer with experts
 CHUNK_START_S = 14e-6  # attention of a prompt, a layer
-MARLIN = 2.4  # times the tables: the kernels that servers take for experts of few bits on Hopper
 TRITON_ATTENTION = 0.19  # gpt-oss, whose sinks have other kernels off Hopper
 
-RATES: dict[str, Rates] = {
-    "hopper": Rates(
-        matrices={
-            "16": Matrices(0.90, 0.4),
-            "fp8": Matrices(0.64, 1.7),
-            "fp8 blocks": Matrices(0.74, 0.2),
-        },
-        experts={
-            "16": Experts(1.3, 6.3, 70e-6),
-            "fp8 blocks": Experts(2.4, 6.5, 68e-6, inner=6.5),
-            "mxfp4": Experts(1.7 * MARLIN, 5.3, 46e-6),
-            "unpacked": Experts(3.8, 7.5, 120e-6),
-        },
-        read={"16": 0.89, "fp8": 0.89, "few": 0.72},
-        expert_layer_s=27e-6,
-        attention={64: 0.53, 128: 0.67},
-        bus={2: (169e9, 303e9), 8: (189e9, 431e9)},
-    ),
-    "ampere": Rates(
-        matrices={"16": Matrices(0.93, 1.0)},
-        experts={"16": Experts(2.1, 5.0, 22e-6)},
-        read={"16": 0.75, "few": 0.72},
-        expert_layer_s=58e-6,
-        attention={128: 0.57},
-        bus={2: (121e9, 216e9)},
-    ),
-    "ada": Rates(
-        matrices={
-            "16": Matrices(0.72, 0.4),
-            "fp8": Matrices(0.72, 2.0),
-            "fp8 blocks": Matrices(0.49, 2.0),
-        },
-        experts={
-            "16": Experts(1.3, 3.5),
-            "fp8 blocks": Experts(1.5, 3.4),
-            "mxfp4": Experts(1.7, 4.2),
-            "unpacked": Experts(1.2, 3.4),
-        },
-        read={"16": 0.83, "few": 0.72},
-        expert_layer_s=27e-6,
-        attention={64: 0.49, 128: 0.52},
-        bus={2: (19e9, 19e9), 4: (4e9, 4e9)},
-    ),
-    "blackwell": Rates(
-        matrices={
-            "16": Matrices(0.79, 0.4),
-            "fp8": Matrices(0.73, 3.6),
-            "fp8 blocks": Matrices(1.16, 3.6),
-            "fp4": Matrices(0.60, 1.5),
-        },
-        experts={
-            "16": Experts(1.8, 3.0, 29e-6),
-            "fp8 blocks": Experts(3.4, 4.1, 42e-6, inner=26.0),
-            "fp4": Experts(1.6, 4.6, 31e-6),
-            "mxfp4": Experts(0.7, 5.3, 88e-6),
-            "unpacked": Experts(8.4, 13.0, 107e-6),
-        },
-        read={"16": 0.77, "fp4": 0.60, "few": 0.72},
-        expert_layer_s=13e-6,
-        attention={64: 0.33, 128: 0.57},
-        bus={2: (83e9, 657e9)},
-    ),
-    "blackwell-workstation": Rates(
-        matrices={
-            "16": Matrices(0.85, 0.4),
-            "fp8": Matrices(0.84, 0.9),
-            "fp4": Matrices(0.67, 0.4),
-        },
-        experts={
-            "16": Experts(2.0, 4.5),
-            "fp4": Experts(1.1, 4.2, 36e-6),
-            "mxfp4": Experts(1.8, 4.8, 17e-6),
-            "unpacked": Experts(1.4, 3.6, 28e-6),
-        },
-        read={"16": 0.89, "few": 0.72},
-        expert_layer_s=13e-6,
-        attention={64: 0.55, 128: 0.59},
-        bus={2: (36e9, 36e9)},
-    ),
-    "volta": Rates(
-        matrices={"16": Matrices(0.84, 1.0)},
-        experts={"16": Experts(2.1, 5.0, 22e-6)},
-        read={"16": 0.75, "few": 0.72},
-        expert_layer_s=58e-6,
-        attention={128: 0.3},
-        bus={2: (11e9, 11e9)},
-    ),
-    "ada-geforce": Rates(
-        matrices={"16": Matrices(1.02, 0.4), "fp8": Matrices(0.72, 2.0)},
-        experts={
-            "16": Experts(1.3, 3.5),
-            "mxfp4": Experts(1.7, 4.2),
-            "unpacked": Experts(1.2, 3.4),
-        },
-        read={"16": 0.94, "few": 0.72},
-        expert_layer_s=27e-6,
-        attention={64: 0.75, 128: 0.75},
-        bus={2: (10e9, 10e9)},
-    ),
-}
+
+def _rates(matrices: dict, experts: dict, attention: dict, bus: dict, **more: Any) -> Rates:
+    return Rates(
+        {bits: Matrices(*of) for bits, of in matrices.items()},
+        {bits: Experts(*of) for bits, of in experts.items()},
+        attention={int(size): share for size, share in attention.items()},
+        bus={int(ranks): (small, large) for ranks, (small, large) in bus.items()},
+        **more,
+    )
+
+
+RATES = {family: _rates(**of) for family, of in document(__package__, "kernel_rates.json").items()}
 
 
 def rates_of(gpu: GpuSpec) -> Rates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twinserve.profiles.gpus import GPUS
+from twinserve.profiles.gpus import GPUS, MULTIPROCESSORS, REPORTED_GIB
 from twinserve.profiles.kv_memory.releases import V1_ENGINE, Release
 from twinserve.profiles.specs import GpuSpec, ModelSpec
 
@@ -30,26 +30,15 @@ class Card:
         return 32 * MIB if self.symmetric else 8.125 * MIB
 
 
-# GiB that `Free memory on device (a/b GiB)` of logs says, where the data of `gpus.py` are others'.
-_REPORTED = {"l40s": 44.42, "h20": 95.0, "rtxpro6000": 94.97}
-# NVIDIA's data sheets.
-_MULTIPROCESSORS = {
-    "h100": 132, "h200": 132, "a100-80g": 108, "a100-40g": 108, "a100-pcie-40g": 108, "l40s": 142,
-    "a100-pcie-80g": 108, "h100-nvl": 132,
-    "l20": 92, "l4": 58, "a10": 72, "a10g": 80, "t4": 40, "rtxpro6000": 188, "rtx4090": 128,
-    "b200": 148, "gb200": 152, "h20": 78, "v100-16g": 80,
-}  # fmt: skip
-
-
 def card_of(gpu: GpuSpec) -> Card:
     """The card of a profile's GPU; one that is not known by name has 80 multiprocessors."""
     known = GPUS.get(gpu.name)
     total = gpu.memory_bytes
     if known is not None and known.memory_bytes == total:
-        total = _REPORTED.get(gpu.name, total / GIB) * GIB
+        total = REPORTED_GIB.get(gpu.name, total / GIB) * GIB
     return Card(
         total,
-        _MULTIPROCESSORS.get(gpu.name, 80),
+        MULTIPROCESSORS.get(gpu.name, 80),
         gpu.family in (*HOPPER, *BLACKWELL, "gb200"),
         gpu.family in HOPPER,
     )

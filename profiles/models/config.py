@@ -324,7 +324,7 @@ def _common(config: Fields, width: str) -> dict[str, Any]:
         "vocab": config.need("vocab_size"),
         "max_positions": config.need("max_position_embeddings"),
         "tied_embeddings": config.flag("tie_word_embeddings"),
-        "dtype_bytes": SIZES[dtype],
+        **({} if SIZES[dtype] == 2 else {"dtype_bytes": SIZES[dtype]}),  # as ModelSpec's default
         "biases": "qkv" if biased else None,
         "other_parameters": layers * hidden if biased else 0,  # that of the output projection
     }

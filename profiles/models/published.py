@@ -7,9 +7,9 @@ aiconfigurator-core ships. Where a card gives a round number, it is kept as roun
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
-from importlib import resources
+
+from twinserve.profiles.tables import rows
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,5 @@ SEEN = {
 }
 
 
-def _published() -> dict[str, Published]:
-    text = resources.files(__package__).joinpath("published.csv").read_text(encoding="utf-8")
-    return {row.pop("name"): Published(**row) for row in csv.DictReader(text.splitlines())}
-
-
-PUBLISHED = _published()
+PUBLISHED = {row.pop("name"): Published(**row) for row in rows(__package__, "published.csv")}
 "By the catalogue's name."

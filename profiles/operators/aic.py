@@ -21,8 +21,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from twinserve.errors import worded
-from twinserve.profiles.catalog import SYSTEMS
-from twinserve.profiles.gpus import FEW_BITS
+from twinserve.profiles.gpus import FEW_BITS, SYSTEMS
 from twinserve.profiles.operators.bounds import (
     CACHE_BYTES,
     all_chosen,

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from twinserve.profiles.catalog import SYSTEMS, find_gpu, find_model
+from twinserve.profiles.catalog import find_gpu, find_model
+from twinserve.profiles.gpus import SYSTEMS
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.operators.aic import form_from_aiconfigurator, measured_tokens
 from twinserve.profiles.operators.fa2 import SMS
@@ -29,7 +30,7 @@ from twinserve.profiles.operators.interpolation import Curve
 from twinserve.profiles.operators.layers import form_from_layers
 from twinserve.profiles.operators.model import OperatorForm, default_capture
 from twinserve.profiles.profile import Profile, derive_profile, save_profile
-from twinserve.profiles.shipped import REPLACED, SHIPPED, engine_settings
+from twinserve.profiles.shipped import REPLACED, ROWS, SHIPPED, engine_settings
 from twinserve.profiles.specs import ModelSpec, ProfileError
 
 CUSTOM_LIMIT_BYTES = 8 * 2**20  # max_size of vLLM's custom all-reduce
@@ -43,41 +44,13 @@ _V024 = (4.5, 5.1, 5.4, 6.2, 8.2, 11.1, 17.6, 30.1, 55.7, 106.0, 244.5, 474.9)
 _NCCL = (473.5, 930.6, 1839.9, 3620.3, 7106.1)
 PCIE_PAIR_ALLREDUCE_S = MICRO * np.array([*np.sqrt(np.multiply(_V019, _V024)), *_NCCL])
 _GATHER = (
-    6.2,
-    6.2,
-    6.3,
-    8.3,
-    10.3,
-    14.6,
-    24.0,
-    31.2,
-    47.2,
-    80.2,
-    145.5,
-    277.1,
-    539.9,
-    1066.6,
-    2112.6,
+    6.2, 6.2, 6.3, 8.3, 10.3, 14.6, 24.0, 31.2, 47.2, 80.2, 145.5, 277.1, 539.9, 1066.6, 2112.6,
     4188.5,
-)
+)  # fmt: skip
 _SCATTER = (
-    6.2,
-    6.2,
-    7.3,
-    7.9,
-    8.4,
-    13.6,
-    22.2,
-    31.2,
-    48.6,
-    84.0,
-    153.6,
-    293.6,
-    574.3,
-    1131.6,
-    2205.6,
+    6.2, 6.2, 7.3, 7.9, 8.4, 13.6, 22.2, 31.2, 48.6, 84.0, 153.6, 293.6, 574.3, 1131.6, 2205.6,
     4207.8,
-)
+)  # fmt: skip
 PCIE_PAIR_GATHER_S = MICRO * np.array(_GATHER)
 PCIE_PAIR_SCATTER_S = MICRO * np.array(_SCATTER)
 
@@ -169,47 +142,7 @@ LAYER_NOTE = (
 
 # (model, GPU, tp); the plain name where no roofline file has it, or where operators meet the marks
 # better.
-AIC: tuple[tuple[str, str, int], ...] = (
-    ("llama-3.1-8b", "h100", 1),
-    ("llama-3.1-8b", "h200", 1),
-    ("llama-3.1-8b", "a100-80g", 1),
-    ("llama-3.1-8b", "l40s", 1),
-    ("llama-3.1-8b", "b200", 1),
-    ("llama-3.1-70b", "h100", 4),
-    ("llama-3.1-70b", "h200", 4),
-    ("llama-3.1-70b", "a100-80g", 4),
-    ("llama-3.1-70b", "b200", 2),
-    ("llama-3.1-70b", "l40s", 8),
-    ("llama-2-70b", "h100", 4),
-    ("llama-2-70b", "a100-80g", 4),
-    ("codellama-34b", "h100", 2),
-    ("qwen2.5-7b", "h100", 1),
-    ("qwen2.5-7b", "h200", 1),
-    ("qwen2.5-7b", "a100-80g", 1),
-    ("qwen2.5-7b", "l40s", 1),
-    ("qwen2.5-7b", "b200", 1),
-    ("qwen2.5-7b", "rtxpro6000", 1),
-    ("qwen2.5-14b", "h100", 1),
-    ("qwen2.5-14b", "h200", 1),
-    ("qwen2.5-32b", "h100", 2),
-    ("qwen3-8b", "h100", 1),
-    ("qwen3-8b", "h200", 1),
-    ("qwen3-8b", "a100-80g", 1),
-    ("qwen3-8b", "l40s", 1),
-    ("qwen3-8b", "b200", 1),
-    ("qwen3-8b", "rtxpro6000", 1),
-    ("qwen2.5-14b", "rtxpro6000", 1),
-    ("qwen3-14b", "rtxpro6000", 1),
-    ("qwen3-32b", "rtxpro6000", 1),
-    ("qwen3-14b", "h100", 1),
-    ("qwen3-32b", "h100", 2),
-    ("qwen3-32b", "h200", 1),
-    ("qwen3-30b-a3b", "h100", 1),
-    ("qwen3-30b-a3b", "h200", 1),
-    ("qwen3-30b-a3b", "a100-80g", 1),
-    ("mixtral-8x7b", "h100", 2),
-    ("llama-2-7b", "a100-80g", 1),
-)
+AIC = tuple(key for key, row in ROWS.items() if row["operators"] == "aic")
 
 
 @dataclass(frozen=True)
@@ -220,25 +153,12 @@ class Layers:
     stem: str
     parallel: str | None
     fit_error: float
-    engine: dict
 
 
-LAYERS: dict[tuple[str, str, int], Layers] = {
-    ("llama-3.1-8b", "rtx4090", 1): Layers(
-        "RTX4090__Llama-3.1-8B__tp1",
-        None,
-        0.024,
-        {"num_gpu_blocks": 2588, "engine_version": "0.19.0"},
-    ),
-    ("llama-3.1-8b", "rtxpro6000", 1): Layers(
-        "RTXPRO6000__Llama-3.1-8B__tp1", None, 0.014, {"engine_version": "0.19.0"}
-    ),
-    ("qwen3-32b", "rtxpro6000", 2): Layers(
-        "RTXPRO6000__Qwen3-32B__tp2", "tp", 0.005, {"engine_version": "0.19.0"}
-    ),
-    ("qwen3-30b-a3b", "rtxpro6000", 1): Layers(
-        "RTXPRO6000__Qwen3-30B-A3B-Instruct-2507__tp1", "ep", 0.013, {"engine_version": "0.19.0"}
-    ),
+LAYERS = {
+    key: Layers(row["stem"], row["parallel"] or None, float(row["fit_error"]))
+    for key, row in ROWS.items()
+    if row["operators"] == "layers"
 }
 
 
@@ -296,7 +216,7 @@ def shipped_operators(model: str, gpu: str, tp: int) -> Profile:
 def layer_profile(key: tuple[str, str, int], folder: Path) -> Profile:
     """The profile of one entry of LAYERS, computed from the tables in `folder`."""
     found, llm, gpu = LAYERS[key], find_model(key[0]), find_gpu(key[1])
-    base = derive_profile(llm, gpu, key[2], **engine_settings(key) | found.engine)
+    base = derive_profile(llm, gpu, key[2], **engine_settings(key))
     more, note, form = {}, "", ""
     if gpu.name in SYSTEMS:
         ranks = 2 if found.parallel == "ep" else 1

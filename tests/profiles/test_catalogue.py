@@ -11,7 +11,7 @@ from twinserve.policies.registry import policy_names
 from twinserve.profiles.catalog import GPUS, MODELS, find_model
 from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.evidence import expected_errors
-from twinserve.profiles.forms.efficiency import HOPPER
+from twinserve.profiles.forms.efficiency import FAMILIES
 from twinserve.profiles.gpus import FEW_BITS
 from twinserve.profiles.models.config import read_config
 from twinserve.profiles.models.published import PUBLISHED, SEEN
@@ -226,7 +226,7 @@ def test_a_quantised_model_reads_less_and_multiplies_faster():
 
     assert gemm(plain, few) / gemm(fp8, few) == pytest.approx(2.0, rel=0.01)
     # kernels of four bits keep 0.72 of the memory's rate, those of 16 bits 0.89
-    slower = HOPPER.gemm_mbu / 0.72
+    slower = FAMILIES["hopper"].gemm_mbu / 0.72
     assert gemm(plain, few) / gemm(awq, few) * slower == pytest.approx(16 / 4.15625, rel=0.01)
     assert 1.5 < gemm(plain, many) / gemm(fp8, many) < 1979 / 989
     assert gemm(awq, many) == pytest.approx(gemm(plain, many), rel=0.2)  # multiplied in 16 bits

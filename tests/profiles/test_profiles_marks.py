@@ -13,7 +13,7 @@ from twinserve.experiments.validation.efficiency_fit import Sample, fit_efficien
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
-from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR, HOPPER, find_efficiency
+from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR, find_efficiency
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import derive_profile
 from twinserve.profiles.specs import ProfileError
@@ -140,7 +140,9 @@ def _known_samples(efficiency):
 
 
 def test_the_calibration_finds_constants_that_explain_its_samples():
-    known = replace(HOPPER, gemm_mfu=0.8, attention_mfu=0.65, host_s=1e-3, host_request_s=15e-6)
+    known = replace(
+        FAMILIES["hopper"], gemm_mfu=0.8, attention_mfu=0.65, host_s=1e-3, host_request_s=15e-6
+    )
     kernels = _known_samples(replace(known, host_s=0.0, host_request_s=0.0))
     engine = [s for s in _known_samples(known) if s.work.decode_requests]
     found = fit_efficiency(kernels, engine, sustained=1.0)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.examples import examples
-from twinserve.profiles.catalog import SYSTEMS, find_model
+from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
 from twinserve.profiles.forms.step_fits import fit_forms
+from twinserve.profiles.gpus import SYSTEMS
 from twinserve.profiles.measured.step_files import read_steps
 from twinserve.profiles.names import list_profiles
 from twinserve.profiles.operators.aic import TILE_TOKENS
