@@ -101,6 +101,7 @@ def test_what_is_taken_otherwise_changes_that_alone():
     assert differ == {"max_num_seqs", "host_time", "kv_cache_dtype"}
 
 
+@pytest.mark.slow
 def test_kernel_tables_of_gpt_oss_meet_it_better_than_specifications():
     """Experts of MXFP4, in a fast and in a full loop."""
     for tp, concurrency in ((8, 4), (1, 16)):

@@ -30,6 +30,11 @@ def points():
         pytest.skip("measured steps not found; set TWINSERVE_TRUTH to their folder")
 
 
+@pytest.fixture(scope="module")
+def scored(points):
+    return main.score(points, ["roofline"])
+
+
 def test_one_request_decodes_at_the_profile_s_step():
     profile = load_profile(ONE.profile)
     step = profile.model().step_seconds(decode_work(1, 200))
@@ -60,18 +65,16 @@ def test_a_summary_counts_what_ranges_hold():
     assert row["interval"] == pytest.approx(100 * (2 * np.log(1.1) + missed / 3))
 
 
-def test_mixtures_and_quantised_models_are_near_what_was_measured(points):
+def test_mixtures_and_quantised_models_are_near_what_was_measured(scored):
     """On all points of these kinds; none was fitted to. The roofline was 15 and 34 % off."""
-    kinds = [p for p in points if not p.why_not and "tpot" == p.what and "fp" in p.profile]
-    rows = main.score(kinds, ["roofline"])
-    rows = rows[(rows.why == "") & (rows.kind != "dense 16 bits")]
+    rows = scored[(scored.why == "") & (scored.what == "tpot") & (scored.kind != "dense 16 bits")]
     error = (rows.ratio - 1).abs()
     assert len(rows) > 400
     assert error.median() < 0.08 and error.quantile(0.9) < 0.2
 
 
-def test_the_stored_errors_are_those_of_the_points(points):
-    found = main.bars(main.score(points, ["roofline"]))
+def test_the_stored_errors_are_those_of_the_points(scored):
+    found = main.bars(scored)
     stored = {key: value for key, value in SERVER_ERRORS.items() if key[0] == "roofline"}
     assert found.keys() == stored.keys()
     for key, (error, count) in stored.items():

@@ -180,6 +180,7 @@ def test_all_but_our_own_bounds_are_run_past_saturation():
     assert (plain.groupby("policy").size() == 5 * cells).all()
 
 
+@pytest.mark.slow
 def test_quick_run_past_saturation(tmp_path):
     systems.STUDY.run(["saturated"], Scale(quick=True, seeds=(0, 1)), tmp_path, workers=1)
     rows = table(tmp_path, "saturated").set_index("policy")

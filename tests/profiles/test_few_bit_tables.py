@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("aiconfigurator_core")
+pytestmark = pytest.mark.slow  # each reads whole tables
 
 from tests.parameters import mostly_nightly  # noqa: E402
 from twinserve.profiles.catalog import find_gpu, find_model  # noqa: E402

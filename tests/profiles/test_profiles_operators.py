@@ -401,6 +401,7 @@ def test_the_kernels_of_a_mixture_are_near_its_tables(name):
         assert ours.step_seconds(work) == pytest.approx(tables.model().step_seconds(work), rel=0.28)
 
 
+@pytest.mark.slow
 def test_a_model_whose_sizes_the_tables_lack_is_one_clear_line():
     """Phi-4 has ten KV heads, of which no attention was timed."""
     pytest.importorskip("aiconfigurator_core")

@@ -50,8 +50,7 @@ def test_what_the_server_does_at_twice_the_rate_is_in_the_range(file, capsys):
 @pytest.mark.parametrize(
     ("at", "error", "says"),
     [
-        ("1x", 0.02, "Believe it for a load of this length: the simulation is 2.0% off on "),
-        ("1x", 0.02, "its batches are within those measured (up to"),
+        ("1x", 0.02, r"load of this length: .* 2.0% off on .* within those measured \(up to"),
         ("2", 0.02, "Believe the range, not the number: "),
         ("1x", 0.3, "Do not believe it: the simulation is 30.0% off on "),
     ],
@@ -60,7 +59,7 @@ def test_one_sentence_says_whether_to_believe_it(at, error, says, file, capsys, 
     fitted = Fitted(AS_IT_IS, {}, error, error, 1)
     monkeypatch.setattr(serving_fit, "fit", lambda loads, names, report: fitted)
     code, said = check(capsys, file, "--profile", PROFILE, "--at", at)
-    assert code == 0 and says in said.splitlines()[0]
+    assert code == 0 and re.search(says, said.splitlines()[0])
     assert f"at {float(at.removesuffix('x')):g}x" in said.splitlines()[2]
 
 
@@ -74,13 +73,13 @@ def test_latencies_that_no_term_explains_are_named(file, capsys, monkeypatch):
 
 def test_too_much_is_said_and_can_be_believed(tmp_path, capsys, monkeypatch):
     path = tmp_path / "bench.json"
-    trace = "vllm:request_rate=2,num_prompts=300,random_input_len=200,random_output_len=20"
+    trace = "vllm:request_rate=2,num_prompts=200,random_input_len=200,random_output_len=20"
     path.write_text(bench(served_by(AS_IT_IS, trace)))
     fitted = Fitted(AS_IT_IS, {}, 0.02, 0.02, 1)
     monkeypatch.setattr(serving_fit, "fit", lambda loads, names, report: fitted)
     words = (str(path), "--profile", PROFILE, "--max-num-seqs", "1")
     code, said = check(capsys, *words, "--at", "12x")
-    assert code == 0 and said.startswith("Believe that 12x is too much: saturated: 2")
+    assert code == 0 and said.startswith("Believe that 12x is too much: saturated: ")
     code, said = check(capsys, *words, "--at", "1x")
     assert code == 0 and "the server keeps up at 1x" in said.splitlines()[0]
 

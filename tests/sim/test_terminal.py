@@ -244,24 +244,9 @@ def test_a_missed_objective_may_be_an_exit_status(capsys):
 
 
 # -- completion ------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    """The script for bash, in a file."""
-    done = subprocess.run(
-        [sys.executable, "-m", "twinserve.sim.cli.main", "completion", "bash"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    path = tmp_path_factory.mktemp("completion") / "twinserve.bash"
-    path.write_text(done.stdout)
-    return path
-
-
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-@pytest.mark.parametrize(
-    ("words", "there"),
-    [
+def test_bash_completes(capsys):
+    cases = [
         ("twinserve sw", {"sweep"}),
         ("twinserve trace conv", {"convert"}),
         ("simulate --max-num", {"--max-num-seqs", "--max-num-batched-tokens"}),
@@ -272,17 +257,17 @@ def script(tmp_path_factory):
         ("simulate --router least", {"least-requests", "least-tokens"}),
         ("simulate --profile codellama", {"codellama-34b@h100:tp2"}),
         ("twinserve plan --trace azure-2023", {"azure-2023:code", "azure-2023:conv"}),
-    ],
-)
-def test_bash_completes(words, there, script):
-    *before, last = words.split()
-    quoted = " ".join(map(shlex.quote, [*before, last]))
-    lines = (
-        f"source {shlex.quote(str(script))}; COMP_WORDS=({quoted}); COMP_CWORD={len(before)}; "
-        f"_{before[0]}; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    )
-    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, timeout=30)
-    assert not done.stderr and {word.strip() for word in done.stdout.splitlines()} == there
+    ]
+    lines = [said(capsys, "completion", "bash")[1]]
+    for words, _ in cases:
+        lines += [
+            f"COMP_WORDS=({words}); COMP_CWORD={len(words.split()) - 1}; COMPREPLY=()",
+            f"_{words.split()[0]}; echo ${{COMPREPLY[@]}}",
+        ]
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert not done.stderr
+    found = [{*line.split()} for line in done.stdout.splitlines()]
+    assert found == [there for _, there in cases]
 
 
 @pytest.mark.slow
