@@ -160,7 +160,7 @@ class _Live:
     up_s: float = math.nan
 
     def run(self, seed: int, record: Path) -> dict[str, float]:
-        from twinserve.experiments.route.replayed import replayed
+        from twinserve.backends.live.measure.replayed import drawn_prompts, replayed
 
         # as soon as it can be: the simulated router learns of it at once
         often = ["--health-interval", "0.2", "--health-timeout", "30"]  # busy is not dead
@@ -172,14 +172,15 @@ class _Live:
                 model = json.load(answer)["data"][0]["id"]
             _until(lambda: sum(_up(front)) == len(self.servers))
             killing = self._failure(front) if self.kill_at_s else None
-            found = asyncio.run(replayed(front.url, model, self.workload, seed, killing))
+            prompts = drawn_prompts(self.workload, seed)
+            seen = asyncio.run(replayed(front.url, model, self.workload, prompts, beside=killing))
             said = page(front.url)
         finally:
             front.end()
         again = [labelled(said, f"{name}_total") for name in ("migrations", "retries")]
         picks = labelled(said, "picks_total")
         return {
-            **metrics(found, len(self.workload)),
+            **metrics(seen.latencies(), len(self.workload)),
             "moved": sum(sum(counts.values()) for counts in again),
             **{f"sent to {i + 1}": picks[one.url] for i, one in enumerate(self.servers)},
         }

@@ -8,13 +8,13 @@ again. docs/emulate.md has the result.
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import cyclopts
+import numpy as np
 import pandas as pd
 
 from twinserve.backends.live.versions import LiveEngineError
@@ -29,8 +29,7 @@ WORKLOADS = (
     "azure-2023", "mooncake", "sharegpt", "lmsys", "fixed:2000,200", "apps", "tidal",
     "bursts:base=1,peak=8,every=10,length=3,duration=60", "ramp:from=1,to=8,duration=60",
     "stages:2x10/8x10/3x10", "agents:sessions=12,rate=1,turns=4",
-    "vllm:request_rate=8,num_prompts=60,prefix_repetition_prefix_len=1024,"
-    "prefix_repetition_suffix_len=256,prefix_repetition_num_prefixes=5",
+    "vllm:request_rate=8,num_prompts=60,random_prefix_len=512,random_output_len=64",
 )  # fmt: skip
 POLICIES = ("vllm", "bros:chunk=fit,kv=paged", "echo", "justitia", "srjf")  # docs/systems.md
 LOADS = (0.7, 1.0, 1.3)
@@ -60,7 +59,9 @@ class Cell:
             trace=self.workload,
             policy=(self.policy,),
             load=self.load,
-            requests=requests // 4 if self.workload == "apps" else requests,  # of applications
+            requests=max(2, requests // 4)
+            if self.workload == "apps"
+            else requests,  # of applications
             pool=self.pool,
             profile=self.profile,
             async_scheduling=self.asynchronous,
@@ -83,8 +84,7 @@ def product(seed: int) -> list[Cell]:
     """All cells, in an order drawn by `seed`."""
     axes = (WORKLOADS, POLICIES, LOADS, POOLS, PROFILES, (True, False), (False, True))
     cells = [Cell(*values) for values in itertools.product(*axes)]
-    random.Random(seed).shuffle(cells)
-    return cells
+    return [cells[i] for i in np.random.default_rng(seed).permutation(len(cells))]
 
 
 def measure(cell: Cell, requests: int) -> dict:

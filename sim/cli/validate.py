@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from twinserve.sim.cli.live import TINY, engine_arguments, live_engine
@@ -39,6 +40,7 @@ def validate(
     graphs: Annotated[Flag, Engine] = False,
     engine_arg: EngineArgs = None,
     emulated: Annotated[Flag, Engine] = False,
+    served: Annotated[Flag, Engine] = False,
     limit: Annotated[float | None, Doing] = None,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -69,6 +71,8 @@ def validate(
         engine_arg: NAME=VALUE, further vLLM engine arguments; may be repeated.
         emulated: The engine has an emulated GPU, of --profile, and virtual time: vLLM's own loop
             must decide what was simulated, step by step. No model, no repeats.
+        served: With --emulated: then also before a real server, in wall time, with clients over
+            HTTP.
         limit: Stop all runs after so many seconds; finished runs are compared and marked as
             partial. Starting engines does not count.
         out: Folder for the comparison: validation.json, validation.md, plots, the rows of all runs.
@@ -81,24 +85,25 @@ def validate(
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.command import command
     from twinserve.sim.results.files import printed_runs
+    from twinserve.sim.results.folders import check_folder
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.speculation import parse_speculation
     from twinserve.sim.twin.kept import KeptSteps
     from twinserve.sim.twin.limit import TimeLimit, check_limit
     from twinserve.sim.twin.live import blank_settings, live_settings
     from twinserve.sim.twin.validate import validate_each
-    from twinserve.sim.twin.validate_report import check_folder, metric_lines, write_validation
+    from twinserve.sim.twin.validate_report import MARKER, metric_lines, write_validation
 
     if emulated:
-        if out is not None:
-            raise SettingsError("--out: with --emulated nothing is written; use --json, or drop it")
-        _emulated(config, as_json, quiet)
+        _emulated(config, served, out, overwrite, as_json, quiet)
         return
+    if served:
+        raise SettingsError("--served: is of an emulated engine; add --emulated")
     if repeats < 1:
         raise SettingsError("--repeats: at least one live run is needed")
     check_limit(limit)
     if out is not None:
-        check_folder(out, overwrite)
+        check_folder(out, overwrite, MARKER)
     given = {name: getattr(config, name) for name in sorted(config.model_fields_set)}
     given |= {"model": model, "repeats": repeats, "pace": pace, "weights": weights}
     given |= {"dtype": dtype, "graphs": graphs, "engine_arg": engine_arg, "out": "again"}
@@ -153,20 +158,33 @@ def validate(
         raise LiveEngineError(f"{len(failed)} of {len(inputs.policies)} policies failed: {lines}")
 
 
-def _emulated(config: SimulationConfig, as_json: bool, quiet: bool) -> None:
-    """Each policy simulated, and decided by vLLM in virtual time."""
+def _emulated(
+    config: SimulationConfig,
+    served: bool,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Each policy simulated, decided by vLLM in virtual time and, if asked for, served."""
     from twinserve.backends.live.needs import require
+    from twinserve.backends.live.versions import installed_vllm
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.files import printed_runs
+    from twinserve.sim.results.folders import check_folder
     from twinserve.sim.setup.inputs import resolve
-    from twinserve.sim.twin.validate_emulated import compare_each, refuse
+    from twinserve.sim.twin.validate_emulated import MARKER, compare_each, refuse, write_emulated
 
+    if out is not None:
+        check_folder(out, overwrite, MARKER)
     require("engine", "emulating")
     if config.host_blocks is None:  # an emulated GPU swaps nothing
         config = config.model_copy(update={"host_blocks": 0})
     inputs = resolve(config)
     with RunProgress(shown=not (quiet or as_json)) as progress:
-        found = list(compare_each(inputs, progress.begin, progress.report))
+        found = list(compare_each(inputs, progress.begin, progress.report, served))
+    if out is not None:
+        write_emulated(out, found, inputs, installed_vllm(), overwrite)
     if as_json:
         sys.stdout.write(printed_runs((one.spec.label, one.summary()) for one in found))
     else:

@@ -51,6 +51,18 @@ def resolved(out_dir: str | os.PathLike) -> Path:
     return out
 
 
+def check_folder(out: Path, overwrite: bool, marker: str) -> None:
+    """Raises ResultsError where a comparison, which has a file `marker`, could not be written."""
+    if not out.exists():
+        return
+    if not out.is_dir() or (any(out.iterdir()) and not (out / marker).exists()):
+        raise ResultsError(f"{out}: holds something else than a comparison; name a new folder")
+    if any(out.iterdir()) and not overwrite:
+        raise ResultsError(
+            f"{out}: already holds a comparison; name another folder, or add --overwrite"
+        )
+
+
 def try_to_write(out: Path) -> None:
     """Raises ResultsError where the folder `out` could not be made."""
     parent = out.parent

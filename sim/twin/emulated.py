@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,16 @@ class VirtualPace:
             let_happen(self.clock, self.clock.at(end_s, STEPS))
 
 
+class _OnDemand:
+    """In place of the thread in which older releases await a step: in virtual time nothing but the
+    engine's loop lets time pass, when it asks for the outcome."""
+
+    def submit(self, outcome: Callable[[], object]) -> Future:
+        future: Future = Future()
+        future.result = lambda timeout=None: outcome()  # type: ignore[method-assign]
+        return future
+
+
 @dataclass(slots=True)
 class _Pool:
     """vLLM's block pool at a moment, as a recorder of steps asks a ledger."""
@@ -108,6 +119,8 @@ class EmulatedEngine(Engine):
         worker = vllm.worker
         self._pace = worker.pace = VirtualPace(self.clock)
         worker.stepped = self.launched.append
+        if getattr(vllm.executor, "async_output_thread", None) is not None:  # up to 0.19
+            vllm.executor.async_output_thread = _OnDemand()
         worker.steps.model = self.backend.model  # type: ignore[attr-defined]
         if hasattr(self.scheduler, "keep_time"):  # one of ours
             self.scheduler.keep_time(lambda: self.clock.now)

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.registry import PolicySpec
 from twinserve.sim.results.decisions import DecisionLog, LoggedStep, parse_log
-from twinserve.sim.results.files import RunResult
+from twinserve.sim.results.files import RunResult, dump_json, write_run
+from twinserve.sim.results.folders import check_folder, folders, resolved, whole_folder
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Report, Simulation, run_simulation
 from twinserve.sim.twin.emulated import EmulatedRun, emulated_engine
+from twinserve.sim.twin.emulated_server import EmulatedServer, check_served, serve_emulated
 
+MARKER = "emulated.json"
 METRICS = ("ttft", "tpot", "itl", "e2el")  # of summary.json, their means in ms
 AIM_PCT = 0.5
 
@@ -22,7 +26,7 @@ AIM_PCT = 0.5
 class EmulatedComparison:
     """One policy. parted: where vLLM first decided otherwise, in one line; empty: nowhere. steps:
     simulated and emulated. drift: steps in which vLLM's scheduler did not do what our policy
-    planned, where one of ours schedules."""
+    planned, where one of ours schedules. served: the same before a real server, in wall time."""
 
     spec: PolicySpec
     simulated: RunResult
@@ -30,6 +34,7 @@ class EmulatedComparison:
     parted: str
     steps: tuple[int, int]
     drift: int
+    served: EmulatedServer | None = None
 
     def errors(self) -> dict[str, float]:
         """Of the simulated means, in percent, by metric."""
@@ -62,6 +67,7 @@ class EmulatedComparison:
             "drift": self.drift,
             "error_pct": self.errors(),
             "summary": {"simulated": self.simulated.summary, "emulated": self.emulated.summary},
+            "served": None if self.served is None else self.served.summary(self.simulated),
         }
 
     def lines(self) -> list[tuple[str, str]]:
@@ -76,30 +82,56 @@ class EmulatedComparison:
             found.append(
                 (f"mean {metric}", f"{values[0]:.6g} / {values[1]:.6g} ms  {error:+.2f} %")
             )
-        return found
+        return found + (self.served.lines(self.simulated) if self.served else [])
 
 
 def compare_emulated(
-    inputs: Inputs, spec: PolicySpec, report: Report | None = None
+    inputs: Inputs, spec: PolicySpec, report: Report | None = None, served: bool = False
 ) -> EmulatedComparison:
-    """Simulate `spec`, then let vLLM run the same workload in virtual time. Raises LiveEngineError
-    and SettingsError, one line each."""
+    """Simulate `spec`, then let vLLM run the same workload in virtual time. served: and as a server
+    in wall time. Raises LiveEngineError and SettingsError, one line each."""
+    if served:
+        check_served(inputs)
     simulated = run_simulation(Simulation(inputs, spec, report, decisions=True))
     with emulated_engine(inputs, spec) as engine:
         real = run_simulation(EmulatedRun(inputs, spec, engine, report))
         drift = getattr(engine.scheduler, "drift", 0)
     ours, theirs = parse_log(simulated.decisions), parse_log(real.decisions)
     steps = len(ours.steps), len(theirs.steps)
-    return EmulatedComparison(spec, simulated, real, parted(ours, theirs), steps, drift)
+    server = serve_emulated(inputs, spec) if served else None
+    return EmulatedComparison(spec, simulated, real, parted(ours, theirs), steps, drift, server)
 
 
 def compare_each(
-    inputs: Inputs, begin: Callable[[str], None], report: Report | None = None
+    inputs: Inputs, begin: Callable[[str], None], report: Report | None = None, served: bool = False
 ) -> Iterator[EmulatedComparison]:
     """Every policy of `inputs`; begin(label) is called before each."""
     for spec in inputs.policies:
         begin(spec.label)
-        yield compare_emulated(inputs, spec, report)
+        yield compare_emulated(inputs, spec, report, served)
+
+
+def write_emulated(
+    out: Path, found: list[EmulatedComparison], inputs: Inputs, version: str, overwrite: bool
+) -> None:
+    """Write everything, or nothing: numbers, and the rows and steps of the runs of each policy."""
+    out = resolved(out)
+    check_folder(out, overwrite, MARKER)
+    names = folders(one.spec.label for one in found)
+    with whole_folder(out) as partial:
+        document = {
+            "vllm": version,
+            "config": inputs.config.model_dump(mode="json"),
+            "profile": inputs.hardware.profile.model_dump(mode="json"),
+            "policies": [one.summary() for one in found],
+        }
+        (partial / MARKER).write_text(dump_json(document, MARKER), encoding="utf-8")
+        for one in found:
+            folder = partial / names[one.spec.label]
+            write_run(folder / "simulated", one.simulated)
+            write_run(folder / "emulated", one.emulated)
+            if one.served is not None:
+                one.served.table().to_csv(folder / "served.csv", index=False)
 
 
 def parted(ours: DecisionLog, theirs: DecisionLog) -> str:

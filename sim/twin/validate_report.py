@@ -15,8 +15,8 @@ from twinserve.backends.counts import not_made_lines
 from twinserve.sim.report.figures import latency_figure, load_figure
 from twinserve.sim.report.palette import COLOURS, GREY
 from twinserve.sim.report.static import STYLE, new_figure, png
-from twinserve.sim.results.files import ResultsError, dump_json, write_run
-from twinserve.sim.results.folders import folders, resolved, whole_folder
+from twinserve.sim.results.files import dump_json, write_run
+from twinserve.sim.results.folders import check_folder, folders, resolved, whole_folder
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.twin.replay import LockedReplay
 from twinserve.sim.twin.stability import FACTORS
@@ -25,18 +25,6 @@ from twinserve.sim.twin.validate import STEP_TIME_AIM_PCT, Validation
 MARKER = "validation.json"
 STEPS = "steps"  # of every single run
 _DRAWN = 20_000  # steps of a scatter; more cannot be told apart
-
-
-def check_folder(out: Path, overwrite: bool) -> None:
-    """Raises ResultsError where `write_validation` could not write."""
-    if not out.exists():
-        return
-    if not out.is_dir() or (any(out.iterdir()) and not (out / MARKER).exists()):
-        raise ResultsError(f"{out}: holds something else than a comparison; name a new folder")
-    if any(out.iterdir()) and not overwrite:
-        raise ResultsError(
-            f"{out}: already holds a comparison; name another folder, or add --overwrite"
-        )
 
 
 def write_validation(
@@ -53,7 +41,7 @@ def write_validation(
     files of single runs' steps, which are copied into a folder of their own; again: the command
     that validates once more, if there is one."""
     out = resolved(out)
-    check_folder(out, overwrite)
+    check_folder(out, overwrite, MARKER)
     names = folders(validation.spec.label for validation in found)
     with whole_folder(out) as partial:
         document = {

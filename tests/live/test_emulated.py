@@ -73,6 +73,20 @@ def test_cells_of_the_product_are_the_simulation(vllm):
         assert row["steps"] > 50 and row["error_pct"] == 0.0 and row["differs"] == "", row
 
 
+@pytest.mark.parametrize("policy", ["vllm", "bros:chunk=fit,kv=paged"])
+def test_a_server_in_wall_time_is_compared_with_the_simulation(vllm, policy):
+    from twinserve.sim.twin.validate_emulated import compare_emulated
+
+    settings = H100 | {"profile": "llama-3.1-70b@h100:tp4", "rate": 4.0, "requests": 8}
+    inputs = resolve(SimulationConfig(policy=(policy,), cap_length=200, **settings))
+    found = compare_emulated(inputs, inputs.policies[0], served=True)
+    server = found.served
+    assert not found.fault and server.lateness.steps > 50
+    ours, _, client = server.means(found.simulated)["ttft"]
+    assert sum(server.parts(found.simulated).values()) == pytest.approx(client - ours)
+    assert (server.client["e2el"] >= server.engine["e2el"]).all()
+
+
 class Served:
     """`twinserve emulate` as a process of its own."""
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from twinserve.backends.live.emulate.pace import WallPace
+from twinserve.backends.live.emulate.pace import Lateness, WallPace
 from twinserve.backends.live.emulate.serve import check_port, engine_arguments
 from twinserve.backends.live.emulate.settings import KEY, emulated, read_emulated
 from twinserve.backends.live.emulate.steps import EmulatedSteps, TokenRange
@@ -119,7 +119,11 @@ def test_a_pace_makes_up_for_its_host_and_says_where_it_cannot(monkeypatch):
     assert pace.lateness.late == 1 and pace.lateness.late_s == pytest.approx(0.020)
     now = 107.0  # nothing to do: no fault of the host's
     assert pace.launch(0.010, False) == pytest.approx(107.010)
-    assert "4 steps, 0.0 s; 25.0 % of them ended late, by 0.02 s" in pace.lateness.line()
+    line = pace.lateness.line()
+    assert "4 steps, 0.0 s; 25.0 % of them ended late (1), by 0.02 s" in line
+    many = Lateness(12345, 1234, 5.5, 2345.5)
+    assert Lateness.read(f"{line}\n(EngineCore) INFO {many.line()}\nbye") == many
+    assert Lateness.read("nothing") == Lateness()
 
 
 def test_the_server_gets_the_profiles_memory_and_limits():

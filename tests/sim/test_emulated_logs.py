@@ -1,13 +1,22 @@
-"""Where the log of an emulated engine parts from the simulated one."""
+"""Where the log of an emulated engine parts from the simulated one, and what a server adds."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from twinserve.backends.live.emulate.pace import Lateness
+from twinserve.backends.live.measure.replayed import Seen
 from twinserve.sim.results.decisions import DecisionLog, LoggedRequest, LoggedStep
-from twinserve.sim.twin.validate_emulated import parted
+from twinserve.sim.results.files import ResultsError, read_run
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.twin.emulated_server import check_served, of_stamps
+from twinserve.sim.twin.validate_emulated import EmulatedComparison, parted, write_emulated
 
 REQUESTS = [LoggedRequest("a", 0.0, 4, 2, None), LoggedRequest("b", 0.0, 4, 2, None)]
 STEP = LoggedStep(0.5, 0.1, {0: 1, 1: 4}, {1: 0}, (), (), 7)
@@ -35,3 +44,70 @@ def test_the_first_difference_is_named(change, said):
 def test_equal_logs_do_not_part_whatever_the_order_of_a_batch():
     assert parted(log(STEP), log(replace(STEP, grants={1: 4, 0: 1}))) == ""
     assert parted(log(STEP, STEP), log(STEP)) == "2 steps were simulated, and vLLM made 1"
+
+
+def served(late: int):
+    """Two requests: the first with three tokens, the second with one."""
+    seen = Seen(
+        due_s=np.array([10.0, 20.0]),
+        sent_s=np.array([10.1, 20.0]),
+        first_s=np.array([10.6, 20.5]),
+        last_s=np.array([11.0, 20.5]),
+        tokens=np.array([3, 1]),
+    )
+    lines = [  # in the order in which they ended
+        {"name": "cmpl-1-0-9f", "came_s": 20.1, "tokens_s": [20.4]},
+        {"name": "cmpl-0-0-7e", "came_s": 10.3, "tokens_s": [10.5, 10.7, 10.9]},
+    ]
+    return of_stamps(seen, lines, Lateness(200, late, 0.5, 9.0))
+
+
+@pytest.fixture(scope="module")
+def run():
+    inputs = resolve(SimulationConfig(trace="fixed:10,2", rate=1.0, requests=2, policy=("vllm",)))
+    return inputs, run_policy(inputs, inputs.policies[0])
+
+
+def test_what_clients_wait_longer_is_told_by_its_seconds(run):
+    server, (_, simulated) = served(late=2), run
+    assert server.engine["ttft"] == pytest.approx([0.2, 0.3])
+    assert server.engine["tpot"][0] == pytest.approx(0.2) and np.isnan(server.engine["tpot"][1])
+    assert server.client["e2el"] == pytest.approx([1.0, 0.5])
+    ours, _, client = server.means(simulated)["ttft"]
+    parts = server.parts(simulated)
+    assert parts["client, late to send"] == pytest.approx(0.05)
+    assert parts["front end, to the engine"] == pytest.approx(0.15)
+    assert parts["front end, back to the client"] == pytest.approx(0.1)
+    assert sum(parts.values()) == pytest.approx(client - ours)
+
+
+def test_no_error_is_printed_where_the_host_was_late(run):
+    said = dict(served(late=2).lines(run[1]))
+    assert said["mean ttft, engine, client"].endswith("%") and "note" not in said
+    said = dict(served(late=3).lines(run[1]))
+    assert said["mean ttft, engine, client"].endswith("ms") and "host was late" in said["note"]
+    assert "1.5 % of them ended late (3), by 0.50 s" in said["server"]
+
+
+def test_requests_that_wait_for_others_are_not_served():
+    for settings in ({"trace": "fixed:10,2", "pool": 2}, {"trace": "agents:sessions=2"}):
+        inputs = resolve(SimulationConfig(requests=4, **settings))
+        with pytest.raises(SettingsError, match="--served: .* drop --served"):
+            check_served(inputs)
+
+
+def test_a_comparison_is_written_whole(run, tmp_path):
+    inputs, simulated = run
+    one = EmulatedComparison(
+        inputs.policies[0], simulated, simulated, "", (2, 2), 0, served(late=0)
+    )
+    out = tmp_path / "out"
+    write_emulated(out, [one], inputs, "0.32.0", overwrite=False)
+    (policy,) = json.loads((out / "emulated.json").read_text())["policies"]
+    assert policy["served"]["steps"] == 200 and policy["served"]["host_keeps_up"]
+    assert len((out / "vllm" / "served.csv").read_text().splitlines()) == 3
+    assert read_run(out / "vllm" / "emulated").summary == simulated.summary
+    with pytest.raises(ResultsError, match="already holds a comparison"):
+        write_emulated(out, [one], inputs, "0.32.0", overwrite=False)
+    write_emulated(out, [one], inputs, "0.32.0", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -218,13 +218,14 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/benchmark/measure.py",
     "experiments/justitia/overhead.py",
     "experiments/route/clients.py",
-    "experiments/route/replayed.py",
+    "backends/live/measure/replayed.py",
     "experiments/route/processes.py",
     "experiments/route/soak.py",
     "experiments/route/troubled.py",
     "experiments/route/twin.py",
     "experiments/route/worker.py",
     "experiments/serving/served.py",
+    "experiments/validation/emulated.py",
     "backends/live/apart/connector.py",
     "backends/live/emulate/pace.py",
     "backends/live/engine/backend.py",
@@ -260,7 +261,7 @@ GENERATORS = {"default_rng", "RandomState", "Random"}
 UNSEEDED = {
     "backends/live/route/front.py": {"uuid"},  # names of real clients' requests
     "experiments/route/clients.py": {"random"},  # random.Random(1)
-    "experiments/route/replayed.py": {"random"},
+    "backends/live/measure/replayed.py": {"random"},
     "experiments/route/troubled.py": {"random"},
     "traces/anonymise.py": {"secrets"},  # a salt that nobody knows; a salt that is given seeds all
     "traces/generators/in_a_line.py": {"random"},  # random.Random(seed), as vLLM's client draws

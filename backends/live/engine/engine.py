@@ -324,9 +324,14 @@ class VllmEngine:
         return self._engine.model_config.get_vocab_size()
 
     @property
+    def executor(self):
+        """vLLM's, in this process."""
+        return self._engine.model_executor
+
+    @property
     def worker(self):
         """vLLM's worker, which is in this process."""
-        return self._engine.model_executor.driver_worker.worker
+        return self.executor.driver_worker.worker
 
     @property
     def kv_tensors(self) -> list:

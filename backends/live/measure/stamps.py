@@ -13,10 +13,13 @@ import time
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from twinserve.backends.live.serving.scheduler import PolicyAsyncScheduler, PolicyScheduler
+
 
 class _Stamping:
-    """A JSON line for each request that ended: prompt_tokens, queued_s, and tokens_s, with a time
-    for each token, when its step's outcome was booked."""
+    """A JSON line for each request that ended: its name, prompt_tokens, came_s (to the API server,
+    as vLLM's own metrics count), queued_s (between two steps), and tokens_s, with a time for each
+    token, when its step's outcome was booked."""
 
     def __init__(self, vllm_config, *args, **kwargs) -> None:
         super().__init__(vllm_config, *args, **kwargs)
@@ -27,7 +30,9 @@ class _Stamping:
     def add_request(self, request) -> None:
         super().add_request(request)
         self._stamped[request.request_id] = {
+            "name": request.request_id,
             "prompt_tokens": request.num_prompt_tokens,
+            "came_s": request.arrival_time - time.time() + time.monotonic(),
             "queued_s": time.monotonic(),
             "tokens_s": [],
         }
@@ -49,3 +54,11 @@ class StampingScheduler(_Stamping, Scheduler):
 
 class StampingAsyncScheduler(_Stamping, AsyncScheduler):
     """For engines that schedule asynchronously, vLLM's default on GPUs."""
+
+
+class StampingPolicyScheduler(_Stamping, PolicyScheduler):
+    """Of ours."""
+
+
+class StampingPolicyAsyncScheduler(_Stamping, PolicyAsyncScheduler):
+    """Of ours, asynchronous."""

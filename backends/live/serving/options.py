@@ -28,8 +28,10 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
 _log = logging.getLogger(__name__)
 _WHERE = "--additional-config"
-# Keys that vLLM itself puts there, for options of its own, and that of an emulated GPU.
-_OF_OTHERS = {"gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend", "emulated"}
+# Keys that vLLM itself puts there, for options of its own, and those of an emulated GPU.
+_OF_OTHERS = {
+    "gdn_prefill_backend", "kda_prefill_backend", "kda_decode_backend", "emulated", "stamps_path",
+}  # fmt: skip
 
 
 class ServingOptions(BaseModel):

@@ -1,0 +1,115 @@
+"""A workload sent to a live server as it arrives, and when its tokens came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import numpy as np
+
+from twinserve.traces.workload import Workload
+
+_VOCABULARY = range(5, 400)  # token ids that any model has
+
+
+@dataclass(frozen=True)
+class Seen:
+    """By time.monotonic(), an entry a request: when it was due, when it was sent, when its first
+    token and its last came; NaN without all tokens. tokens: that were asked for."""
+
+    due_s: np.ndarray
+    sent_s: np.ndarray
+    first_s: np.ndarray
+    last_s: np.ndarray
+    tokens: np.ndarray
+
+    def latencies(self) -> dict[str, np.ndarray]:
+        """Seconds from when a request was due: ttft, tpot, e2el of those that got all their tokens.
+        A client that is late counts as latency."""
+        whole = ~np.isnan(self.last_s)
+        first, last, due = self.first_s[whole], self.last_s[whole], self.due_s[whole]
+        gaps = (self.tokens[whole] - 1).astype(float)
+        gaps[gaps == 0] = np.nan
+        return {"ttft": first - due, "tpot": (last - first) / gaps, "e2el": last - due}
+
+
+def drawn_prompts(workload: Workload, seed: int) -> list[list[int]]:
+    """Token ids, so that no two requests begin alike."""
+    draws = random.Random(seed)
+    return [draws.choices(_VOCABULARY, k=n) for n in workload.prompt_tokens.tolist()]
+
+
+async def replayed(
+    url: str,
+    model: str,
+    workload: Workload,
+    prompts: Sequence[list[int]],
+    further: Sequence[dict] | None = None,
+    beside: Callable[[float], Awaitable[None]] | None = None,
+) -> Seen:
+    """Send requests in the order of `workload`, when they are due. The row is the request's id.
+
+    further  what the body of each says besides
+    beside  called with the start by time.monotonic(); it goes on while requests do
+    """
+    bodies = [
+        {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": output,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **(further[row] if further else {}),
+        }
+        for row, (prompt, output) in enumerate(
+            zip(prompts, workload.output_tokens.tolist(), strict=True)
+        )
+    ]
+    begin = time.monotonic() + 0.5
+    due = begin + workload.arrival_s
+
+    async def one(row: int) -> tuple[float, float, float]:
+        await asyncio.sleep(max(due[row] - time.monotonic(), 0.0))
+        sent_s = time.monotonic()
+        return sent_s, *await _ask(session, url, bodies[row], {"X-Request-Id": str(row)})
+
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        asked = [one(row) for row in range(len(bodies))]
+        more = [] if beside is None else [beside(begin)]
+        answers = (await asyncio.gather(*asked, *more))[: len(bodies)]
+    return Seen(due, *np.array(answers).reshape(-1, 3).T, workload.output_tokens)
+
+
+async def _ask(
+    session: aiohttp.ClientSession, url: str, body: dict, headers: dict
+) -> tuple[float, float]:
+    """When the first token and the last came; NaN without all tokens."""
+    first_s, last_s, tokens, ended = math.nan, math.nan, 0, False
+    try:
+        async with session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
+            async for line in response.content:
+                if not line.startswith(b"data: "):
+                    continue
+                if b"[DONE]" in line:
+                    ended = True
+                    continue
+                event, now = json.loads(line[6:]), time.monotonic()
+                if event.get("choices"):
+                    first_s = now if math.isnan(first_s) else first_s
+                    last_s = now
+                if usage := event.get("usage"):
+                    tokens = usage["completion_tokens"]
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return math.nan, math.nan
+    whole = ended and tokens == body["max_tokens"]
+    return (first_s, last_s) if whole else (math.nan, math.nan)
