@@ -118,6 +118,7 @@ class Serving:
     stream, chat     whether answers are streamed, and requests are chats
     client           of CLIENTS
     batch_wait_s     seconds that a request waits for others to be tokenised with it
+    parse_s          CPU seconds of a chat before it is tokenised: its template is parsed anew
     host_factor      instead of that of the file
     """
 
@@ -127,6 +128,7 @@ class Serving:
     chat: bool = False
     client: str = CLIENTS[0]
     batch_wait_s: float = 0.0
+    parse_s: float = 0.0
     host_factor: float | None = None
 
 
@@ -177,10 +179,10 @@ class FrontEnd:
             seconds += s.step_s + s.token_s + 0.5 * (s.chunk_s + s.client_chunk_s)
         return seconds
 
-    def describe(self) -> str:
-        """Its terms, in a line."""
+    def describe(self, parse_s: float = 0.0) -> str:
+        """Its terms, in a line. parse_s: as of `Serving`."""
         if self.threads is not None:
-            return self._on_threads(self.threads)
+            return self._on_threads(self.threads, parse_s)
         terms = [f"{1e3 * self.request_s:.3g} ms a request"]
         if self.prompt_token_s:
             terms.append(f"{1e6 * self.prompt_token_s:.3g} us a prompt token")
@@ -190,8 +192,8 @@ class FrontEnd:
             terms.append(f"{' + '.join(back)} to see a token")
         return f"front end {self.name}: {', '.join(terms)}"
 
-    def _on_threads(self, t: Threads) -> str:
-        request = 1e3 * (t.accept_s + t.submit_s)
+    def _on_threads(self, t: Threads, parse_s: float) -> str:
+        request = 1e3 * (t.accept_s + parse_s + t.submit_s)
         prompt = 1e6 * (t.prompt_token_s + t.tokenise_s)
         token = 1e6 * (t.token_s + t.chunk_s)
         return (
@@ -208,7 +210,7 @@ def service_of(threads: Threads, serving: Serving) -> Service:
     there = 0.0 if serving.client == "none" else 1.0
     chat_s = threads.chat_s if serving.chat else 0.0
     return Service(
-        accept_s=factor * threads.accept_s,
+        accept_s=factor * (threads.accept_s + serving.parse_s),
         submit_s=factor * threads.submit_s,
         prompt_token_s=factor * threads.prompt_token_s,
         tokenise_s=factor * threads.tokenise_s,

@@ -304,6 +304,6 @@ def headline(inputs: Inputs) -> str:
         beside = ", the pool not counted" if config.pool else ""
         lines.append(f"requests ask for about {load:.0%} of estimated capacity{beside}")
     if inputs.front_end is not None:
-        lines.append(inputs.front_end.describe())
+        lines.append(inputs.front_end_said())
     rules = [t for t in workload.provenance.transforms if t.startswith("slo ")]
     return "\n".join(lines + rules)

@@ -16,6 +16,13 @@ from twinserve.sim.setup.config import SettingsError
 # Releases that tokenise in batches: the first request of a batch waits 2 ms for others
 # (vllm/utils/async_utils.py, AsyncMicrobatchTokenizer). The last one is known to some months only.
 BATCH_WAIT_S, WAIT_SINCE, WAIT_UNTIL = 2e-3, (0, 10), (0, 22)
+# Releases that parse the chat template for every chat, on the server's thread: up to 0.9.1 to detect
+# its format (vllm/entrypoints/chat_utils.py, `_detect_content_format`; a cache came with pull
+# request 20065), 0.11.0 to find its variables (`resolve_chat_template_kwargs`, cached from 0.11.1
+# on). CPU seconds of their code with Qwen3's template of 4,169 characters, jinja2 3.1.6.
+FORMAT_S, FORMAT_UNTIL = 5.8e-3, (0, 9, 1)
+VARIABLES_S, VARIABLES_IN = 12.7e-3, (0, 11, 0)
+NO_TEMPLATE = "gpt-oss"  # models whose chats are rendered without a template
 
 
 class FrontEndOptions(Options):
@@ -59,8 +66,14 @@ def parse_front_end(text: str) -> tuple[FrontEnd | None, Serving]:
     )
 
 
-def serving_of(serving: Serving, version: str | None) -> Serving:
-    """With what that release of vLLM does; None: the newest."""
-    release = None if version is None else parse_release(version)
-    waits = release is not None and WAIT_SINCE <= tuple(release)[:2] <= WAIT_UNTIL
-    return replace(serving, batch_wait_s=BATCH_WAIT_S) if waits else serving
+def serving_of(serving: Serving, version: str | None, model: str) -> Serving:
+    """With what that release of vLLM does for this model; None: the newest."""
+    if version is None:
+        return serving
+    release = parse_release(version)
+    if WAIT_SINCE <= release[:2] <= WAIT_UNTIL:
+        serving = replace(serving, batch_wait_s=BATCH_WAIT_S)
+    if not serving.chat or model.startswith(NO_TEMPLATE):
+        return serving
+    parse_s = FORMAT_S * (release <= FORMAT_UNTIL) + VARIABLES_S * (release == VARIABLES_IN)
+    return replace(serving, parse_s=parse_s)

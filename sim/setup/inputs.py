@@ -89,7 +89,9 @@ class Inputs:
 
     @cached_property
     def _front_end(self) -> tuple[FrontEnd | None, Serving]:
-        return parse_front_end(self.config.front_end)
+        front_end, serving = parse_front_end(self.config.front_end)
+        release, model = self.config.engine_version, self.hardware.profile.llm.name
+        return front_end, serving_of(serving, release, model)
 
     @property
     def front_end(self) -> FrontEnd | None:
@@ -100,9 +102,12 @@ class Inputs:
     def delays(self) -> Delays | None:
         """The front end's seconds, on the hardware of these runs; None without one."""
         front_end, serving = self._front_end
-        if front_end is None:
-            return None
-        return front_end.on(self.hardware.model, serving_of(serving, self.config.engine_version))
+        return None if front_end is None else front_end.on(self.hardware.model, serving)
+
+    def front_end_said(self) -> str:
+        """Its terms, in a line; empty without one."""
+        front_end, serving = self._front_end
+        return "" if front_end is None else front_end.describe(serving.parse_s)
 
     def estimator_for(self, policy: type[Policy]) -> BatchEstimator:
         """What `policy` believes about step times."""

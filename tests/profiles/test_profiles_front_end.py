@@ -15,6 +15,7 @@ from twinserve.profiles.front_end import (
     Threads,
     load_front_end,
     save_front_end,
+    service_of,
 )
 from twinserve.profiles.measured.front_end import (
     Exchange,
@@ -28,6 +29,7 @@ from twinserve.profiles.measured.front_end import (
 )
 from twinserve.profiles.profile import load_profile
 from twinserve.profiles.specs import ProfileError
+from twinserve.sim.setup.front_end import serving_of
 
 MINE = FrontEnd("mine", 0.002, 1e-6, 0.003, 0.5, "a test", 0.1, 0.2)
 
@@ -46,6 +48,25 @@ def test_service_times_are_of_the_servers_host_and_set_up():
     assert (other.chunk_s, other.client_request_s, other.client_chunk_s) == (0.0, 0.0, 0.0)
     assert (other.template_s, other.batch_wait_s) == (2 * threads.chat_s, 0.002)
     assert (other.servers, other.stream_interval) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "parse_s", "wait_s"),
+    [
+        (None, "qwen3-8b", 0.0, 0.0),
+        ("0.9.1", "qwen3-8b", 5.8e-3, 0.0),
+        ("0.10.2", "qwen3-8b", 0.0, 2e-3),
+        ("0.11.0", "qwen3-8b", 12.7e-3, 2e-3),
+        ("0.11.0", "gpt-oss-20b", 0.0, 2e-3),
+        ("0.11.1", "qwen3-8b", 0.0, 2e-3),
+    ],
+)
+def test_some_releases_parse_the_template_of_every_chat(version, model, parse_s, wait_s):
+    chats = serving_of(Serving(chat=True, host_factor=2.0), version, model)
+    assert (chats.parse_s, chats.batch_wait_s) == (parse_s, wait_s)
+    assert serving_of(Serving(), version, model).parse_s == 0.0
+    threads = load_front_end("vllm").threads
+    assert service_of(threads, chats).accept_s == 2 * (threads.accept_s + parse_s)
 
 
 def test_terms_add_up_on_an_engine():
