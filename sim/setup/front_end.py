@@ -16,10 +16,11 @@ from twinserve.sim.setup.config import SettingsError
 # Releases that tokenise in batches: the first request of a batch waits 2 ms for others
 # (vllm/utils/async_utils.py, AsyncMicrobatchTokenizer). The last one is known to some months only.
 BATCH_WAIT_S, WAIT_SINCE, WAIT_UNTIL = 2e-3, (0, 10), (0, 22)
-# Releases that parse the chat template for every chat, on the server's thread: up to 0.9.1 to detect
-# its format (vllm/entrypoints/chat_utils.py, `_detect_content_format`; a cache came with pull
-# request 20065), 0.11.0 to find its variables (`resolve_chat_template_kwargs`, cached from 0.11.1
-# on). CPU seconds of their code with Qwen3's template of 4,169 characters, jinja2 3.1.6.
+# Releases that parse the chat template for every chat, on the server's thread
+# (vllm/entrypoints/chat_utils.py): up to 0.9.1 to detect its format (`_detect_content_format`,
+# cached since pull request 20065), 0.11.0 to find its variables (`resolve_chat_template_kwargs`,
+# cached since 0.11.1). CPU seconds of their code with Qwen3's template of 4,169 characters, jinja2
+# 3.1.6.
 FORMAT_S, FORMAT_UNTIL = 5.8e-3, (0, 9, 1)
 VARIABLES_S, VARIABLES_IN = 12.7e-3, (0, 11, 0)
 NO_TEMPLATE = "gpt-oss"  # models whose chats are rendered without a template

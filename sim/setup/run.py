@@ -319,8 +319,9 @@ class Simulation:
             stores=self._stores,
             engine_of=self._engine_of,
         )
-        delays = self.inputs.delays
-        if delays is not None and delays.service is not None:
+        delays, profile = self.inputs.delays, self.inputs.hardware.profile
+        # ranks have processes of their own, which launch (vllm/v1/executor/multiproc_executor.py)
+        if delays is not None and delays.service is not None and profile.tp * profile.pp == 1:
             replica.engine.launch_s = delays.service.launch_s
         if self._report is not None:
             replica.engine.on_step = self._step

@@ -45,11 +45,12 @@ def let_happen(clock: Clock, event: simpy.Event) -> None:
 
 
 class VirtualPace:
-    """Time of a simulation's clock: to wait for the end of a step is to let all happen that comes
-    before it. begins: of the steps that were launched and not taken, seconds."""
+    """Time of the clock of `engine`: to wait for the end of a step is to let all happen that comes
+    before it, and so is to launch the first step of an idle engine, where launching takes time.
+    begins: of the steps that were launched and not taken, seconds."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.clock = engine, engine.clock
         self.begins: deque[float] = deque()
         self._end_s = 0.0
 
@@ -57,6 +58,8 @@ class VirtualPace:
         begin_s = max(self._end_s, self.clock.now)
         self.begins.append(begin_s)
         self._end_s = begin_s + seconds
+        if self.engine.launch_s and not goes_on:
+            self.wait(min(begin_s + self.engine.launch_s, self._end_s))
         return self._end_s
 
     def wait(self, end_s: float) -> None:
@@ -117,7 +120,7 @@ class EmulatedEngine(Engine):
         self._held: set[str] = set()  # requests with KV memory
         self.launched: list[EmulatedStep] = []
         worker = vllm.worker
-        self._pace = worker.pace = VirtualPace(self.clock)
+        self._pace = worker.pace = VirtualPace(self)
         worker.stepped = self.launched.append
         if getattr(vllm.executor, "async_output_thread", None) is not None:  # up to 0.19
             vllm.executor.async_output_thread = _OnDemand()

@@ -28,6 +28,8 @@ TIGHT = H100 | {"num_blocks": 560, "max_model_len": 8192, "cap_length": 8000}
 RUNS = {
     "vllm, no memory to spare": TIGHT | {"load": 1.3, "requests": 80},
     "vllm, one step at a time": TIGHT | {"load": 1.3, "requests": 80, "async_scheduling": False},
+    "vllm, launched": H100
+    | {"trace": "vllm:num_prompts=150,request_rate=50,random_input_len=200,random_output_len=2"},
     "vllm, prefixes": H100 | {"trace": "mooncake", "load": 1.0, "requests": 30},
     "vllm, four GPUs and a pool": H100
     | {"profile": "llama-3.1-70b@h100:tp4", "load": 0.7, "requests": 40, "pool": 8},
@@ -47,9 +49,17 @@ def test_vllm_in_virtual_time_is_the_simulation(vllm, name):
 
     inputs = resolve(SimulationConfig(policy=(name.partition(", ")[0],), **RUNS[name]))
     (spec,) = inputs.policies
-    simulated = run_simulation(Simulation(inputs, spec, decisions=True))
+    launch_s = 0.0025 if "launched" in name else 0.0  # until an idle engine plans its second step
+
+    def run(simulation):
+        simulation.engines[0].launch_s = launch_s
+        return run_simulation(simulation)
+
+    simulated = run(Simulation(inputs, spec, decisions=True))
+    if launch_s:
+        assert run_simulation(Simulation(inputs, spec)).summary != simulated.summary
     with emulated_engine(inputs, spec) as engine:
-        real = run_simulation(EmulatedRun(inputs, spec, engine))
+        real = run(EmulatedRun(inputs, spec, engine))
         assert getattr(engine.scheduler, "drift", 0) == 0
     ours, theirs = parse_log(simulated.decisions).steps, parse_log(real.decisions).steps
     assert len(ours) > 100
