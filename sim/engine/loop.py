@@ -80,7 +80,8 @@ class Engine:
         self._last = 0  # step of a run that is cut
         self._step: Step | None = None  # under way
         self._run_on: Run | None = None  # under way or just booked; its next step is to follow
-        # of an asynchronous engine that was idle: seconds from a step's begin until it is launched
+        # of an asynchronous engine without a step under way: seconds from a step's begin until it
+        # is launched
         self.launch_s = 0.0
         self.down = False
         self._void_loads: list[Load] = []  # of the steps under way when it died, by their begin
@@ -232,24 +233,23 @@ class Engine:
 
     def _loop(self):
         clock, core = self.clock, self.core
-        plan, was_idle = None, True
+        plan = None
         while True:
             if not clock.reach(clock.now, self._plans):
                 yield clock.at(clock.now, self._plans)
-            if plan is None:
+            if empty := plan is None:  # nothing is under way on the GPU
                 if core.unsettled:
                     self._settle()
                 if core.active or core.policy.unsettled:
                     plan, self._since_s = self._plan(), None
             if not plan:
                 yield from self._without_step(plan)
-                plan, was_idle = None, True
+                plan = None
                 continue
             run, self._run_on = self._run_on, None
             step = self._step = self._execute(plan) if run is None else self._follow(run, plan)
-            if was_idle and self.launch_s and core.asynchronous:
+            if empty and self.launch_s and core.asynchronous:
                 yield from self._launch(step)
-            was_idle = False
             plan = self._plan_ahead(step) if core.asynchronous else None
             ends = step.executed.outcome.ends_s
             if len(ends) == 1:

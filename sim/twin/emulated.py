@@ -46,7 +46,7 @@ def let_happen(clock: Clock, event: simpy.Event) -> None:
 
 class VirtualPace:
     """Time of the clock of `engine`: to wait for the end of a step is to let all happen that comes
-    before it, and so is to launch the first step of an idle engine, where launching takes time.
+    before it, and so is to launch one, where launching takes time.
     begins: of the steps that were launched and not taken, seconds."""
 
     def __init__(self, engine: Engine) -> None:
@@ -55,11 +55,12 @@ class VirtualPace:
         self._end_s = 0.0
 
     def launch(self, seconds: float, goes_on: bool) -> float:
-        begin_s = max(self._end_s, self.clock.now)
+        now = self.clock.now
+        begin_s = max(self._end_s, now)
         self.begins.append(begin_s)
         self._end_s = begin_s + seconds
-        if self.engine.launch_s and not goes_on:
-            self.wait(min(begin_s + self.engine.launch_s, self._end_s))
+        if self.engine.launch_s:
+            self.wait(min(now + self.engine.launch_s, self._end_s))
         return self._end_s
 
     def wait(self, end_s: float) -> None:
