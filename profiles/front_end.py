@@ -32,6 +32,9 @@ CLIENTS = ("one-process", "many", "none")
 # The decode step that `response_steps` counts in: what the published TPOTs of servers with hardly
 # any load are taken for in docs/profiles.md.
 UNLOADED_REQUESTS, UNLOADED_CONTEXT = 8, 700
+# Of six hosts, where the published times are 1 (docs/profiles.md); a file's fit is 6 to 9 % off the
+# CPU time of a load.
+HOST_FACTORS, FILE_OFF = (0.8, 1.4), 1.1
 
 
 @plain_dataclass(frozen=True)
@@ -179,6 +182,14 @@ class FrontEnd:
             seconds += s.step_s + s.token_s + 0.5 * (s.chunk_s + s.client_chunk_s)
         return seconds
 
+    @property
+    def host_factors(self) -> tuple[float, float]:
+        """Lowest and highest factor of a host of which nothing is known: of a file, by its fit."""
+        if self is PUBLISHED.get(self.name):
+            return HOST_FACTORS
+        factor = 1.0 if self.threads is None else self.threads.host_factor
+        return factor / FILE_OFF, factor * FILE_OFF
+
     def describe(self, parse_s: float = 0.0) -> str:
         """Its terms, in a line. parse_s: as of `Serving`."""
         if self.threads is not None:
@@ -263,7 +274,7 @@ def name_and_options(text: str) -> tuple[str, str | None]:
     return text, None
 
 
-def with_options(text: str, options: Mapping[str, int]) -> str | None:
+def with_options(text: str, options: Mapping[str, object]) -> str | None:
     """The same front end with these options, below those that it has. None if it takes none.
     Raises ProfileError as `load_front_end`."""
     name, rest = name_and_options(text)

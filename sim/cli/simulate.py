@@ -195,7 +195,7 @@ def simulate(
         said = [*inputs.notices, *(n for r in results.values() for n in r.config["notices"])]
         notes = [*dict.fromkeys(said), *notes_of(results)]
         most = max(most_decodes(result.rows.step_columns) for result in results.values())
-        bars = [said_of_bars(inputs.hardware.profile, most)] if error_bars else []
+        bars = [said_of_bars(inputs, most)] if error_bars else []
         print_table(results, [*notes, *bars])
         print_pools(results)
         print_beside(results)

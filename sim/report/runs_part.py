@@ -130,7 +130,8 @@ def _on_bars(label: str, errors: Mapping | None) -> list[str]:
     if not errors:
         return []
     ranges = "small print below a number is its range with step times off: "
-    return [f"{label}: {ranges}{_errors(errors)}."]
+    front_end = f"; {errors['front_end']}" if "front_end" in errors else ""
+    return [f"{label}: {ranges}{_errors(errors)}{front_end}."]
 
 
 def _summary(runs: Sequence[Seen]) -> Html:

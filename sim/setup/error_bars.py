@@ -1,10 +1,11 @@
-"""How far the results of a run move with what is not known of its step times.
+"""How far the results of a run move with what is not known of its step times and front end.
 
 The same requests run again with all step times off by the expected error
 (`twinserve.profiles.evidence`): decodes longer or shorter, what prompts add longer or shorter, each
-with each, as a policy that gains where both err one way may lose where they err apart. The range of
-a metric is that of the run as it is and these four. It is no confidence interval, and nothing says
-that an error between the two ends moves a metric less.
+with each, as a policy that gains where both err one way may lose where they err apart. Before a
+front end they run again with what was not said of it: a fast host, a slow one, chats. The range of
+a metric is that of the run as it is and these. It is no confidence interval, and nothing says that
+an error between the two ends moves a metric less.
 
 Policies are fitted to the step times of the run that they are in, as they would be on the engine.
 Objectives, arrivals and KV memory stay what they are.
@@ -17,12 +18,14 @@ from dataclasses import dataclass, replace
 
 from twinserve.policies.registry import PolicySpec
 from twinserve.profiles.evidence import ExpectedErrors, described, expected_errors
+from twinserve.profiles.front_end import with_options
 from twinserve.profiles.profile import Profile
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics_requests import percentile_name
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.paths import lookup
 from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.setup.front_end import parse_front_end
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.measured_range import most_decodes
 from twinserve.sim.setup.run import PLAIN, Report, run_policy
@@ -143,6 +146,25 @@ def run_with_steps_off(
         yield run_policy(with_steps_off(inputs, off), spec, report, options)
 
 
+def with_front_ends_off(inputs: Inputs) -> list[tuple[str, Inputs]]:
+    """What was not said of the front end: a label, and the same requests with another value."""
+    front_end, text = inputs.front_end, inputs.config.front_end
+    if front_end is None or front_end.threads is None:
+        return []
+    low, high = front_end.host_factors
+    found = []
+    for label, options in (
+        (f"host factor {low:.3g}", {"host_factor": low}),
+        (f"host factor {high:.3g}", {"host_factor": high}),
+        ("chats", {"chat": "true"}),
+    ):
+        other = with_options(text, options)
+        if other is not None and parse_front_end(other)[1] != parse_front_end(text)[1]:
+            config = inputs.config.model_copy(update={"front_end": other})
+            found.append((label, replace(inputs, config=config)))
+    return found
+
+
 def check_error_bars(inputs: Inputs) -> None:
     """Before anything is run. Raises SettingsError for the pools of a fleet file, ProfileError for
     a profile whose step times cannot be off."""
@@ -168,9 +190,15 @@ def add_error_bars(
     check_error_bars(inputs)
     most = most_decodes(result.rows.step_columns)
     errors = errors or expected_errors(inputs.hardware.profile, decodes=most)
-    others = run_with_steps_off(inputs, spec, errors, report, options, begin)
+    others = list(run_with_steps_off(inputs, spec, errors, report, options, begin))
+    front_ends = with_front_ends_off(inputs)
+    for label, other in front_ends:
+        begin(f"{spec.label}, {label}")
+        others.append(run_policy(other, spec, report, options))
     result.summary["error_bars"] = ranges([result.summary, *(o.summary for o in others)])
     result.config["error_bars"] = described(errors)
+    if front_ends:
+        result.config["error_bars"]["front_end"] = ", ".join(label for label, _ in front_ends)
 
 
 def ranges(summaries: Iterable[Mapping]) -> dict[str, list[float]]:
@@ -202,7 +230,9 @@ def _of_verdicts(summaries: Sequence[Mapping]) -> dict[str, list[float]]:
     return bars
 
 
-def said_of_bars(profile: Profile, decodes: int = 0) -> str:
+def said_of_bars(inputs: Inputs, decodes: int = 0) -> str:
     """A line on what the ranges of a table are. decodes: most at once in their runs."""
-    errors = expected_errors(profile, decodes=decodes)
-    return f"low and high: step times off by the expected error: {errors} (docs/profiles.md)"
+    errors = expected_errors(inputs.hardware.profile, decodes=decodes)
+    front_end = "".join(f"; {label}" for label, _ in with_front_ends_off(inputs))
+    off = f"step times off by the expected error: {errors}{front_end}"
+    return f"low and high: {off} (docs/profiles.md)"

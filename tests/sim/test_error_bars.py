@@ -22,6 +22,8 @@ from twinserve.sim.setup.error_bars import (
     corners,
     ranges,
     run_with_steps_off,
+    said_of_bars,
+    with_front_ends_off,
     with_steps_off,
 )
 from twinserve.sim.setup.inputs import resolve
@@ -103,6 +105,31 @@ def test_a_run_lies_within_its_own_range(inputs):
     assert {"classes.rt.mean_ttft_ms", "total_token_throughput", "duration"} <= found.keys()
     for path, (low, high) in found.items():
         assert low <= value(summary, path) <= high, path
+
+
+@pytest.mark.parametrize(
+    ("front_end", "version", "labels"),
+    [
+        ("none", None, []),
+        ("vllm", "0.11", ["host factor 0.8", "host factor 1.4", "chats"]),
+        ("vllm:host_factor=1.1", None, ["chats"]),
+        ("vllm:chat=true", None, ["host factor 0.8", "host factor 1.4"]),
+        ("vllm:chat=false,host_factor=1", None, []),
+    ],
+)
+def test_what_was_not_said_of_a_front_end_is_in_the_range(front_end, version, labels):
+    settings = {"trace": "fixed:400,20", "rate": 20.0, "requests": 15}
+    inputs = resolve(SimulationConfig(front_end=front_end, engine_version=version, **settings))
+    assert [label for label, _ in with_front_ends_off(inputs)] == labels
+    assert all(label in said_of_bars(inputs) for label in labels)
+    spec = inputs.policies[0]
+    result = run_policy(inputs, spec)
+    add_error_bars(inputs, spec, result, errors=errors(0.0, 0.0))
+    low, high = result.summary["error_bars"]["classes.rt.mean_ttft_ms"]
+    assert (low < high) is bool(labels) and low <= result.summary["mean_ttft_ms"] <= high
+    assert result.config["error_bars"].get("front_end", "") == ", ".join(labels)
+    if version == "0.11":  # the templates of chats are parsed
+        assert high - low > 12.7
 
 
 @pytest.mark.slow
