@@ -37,65 +37,20 @@ UNLOADED_REQUESTS, UNLOADED_CONTEXT = 8, 700
 HOST_FACTORS, FILE_OFF = (0.8, 1.4), 1.1
 
 
-@plain_dataclass(frozen=True)
-class Service:
-    """What threads do, in seconds of CPU time on the server's host, and how it is set up.
+@dataclass(frozen=True, config=STRICT)
+class Threads:
+    """What threads do, in seconds of CPU time on the front end's host.
 
     accept_s, submit_s  a request: before it is tokenised, and after
     prompt_token_s      a token of its prompt, on the same thread
     tokenise_s          a token of its prompt, on the tokeniser's thread
-    template_s          a request there, of a chat
-    batch_wait_s        a timer: a request waits for others to be tokenised with it
     step_s, token_s     a step's outputs: each step, and each token of a request
     chunk_s             each message to a client
-    launch_s            an idle engine: from a step's begin until the next one is planned
+    chat_s              a chat on the tokeniser's thread, more than a completion: its template
+    launch_s            an engine with no step under way: from a step's begin until the next one is
+                        planned
     client_request_s, client_chunk_s  on the client's thread
-    servers             API servers of an engine
-    stream_interval     tokens a message
-    client              of CLIENTS: one thread for all requests, one for each, or no time at all
-    """
-
-    accept_s: float
-    submit_s: float
-    prompt_token_s: float
-    tokenise_s: float
-    template_s: float
-    batch_wait_s: float
-    step_s: float
-    token_s: float
-    chunk_s: float
-    launch_s: float
-    client_request_s: float
-    client_chunk_s: float
-    servers: int = 1
-    stream_interval: int = 1
-    client: str = CLIENTS[0]
-
-
-@plain_dataclass(frozen=True)
-class Delays:
-    """A front end on an engine: seconds of a request, of each token of its prompt, and of each
-    token of its answer, whatever the load; service: what comes on top, None: nothing."""
-
-    request_s: float
-    prompt_token_s: float
-    response_s: float
-    service: Service | None = None
-
-    def request_side(self, prompt_tokens: int) -> float:
-        """Seconds from the client's sending to the engine's queue, without queues."""
-        return self.request_s + self.prompt_token_s * prompt_tokens
-
-
-NO_DELAYS = Delays(0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True, config=STRICT)
-class Threads:
-    """Service times of a front end on its host, seconds of CPU time; as in `Service`.
-
-    chat_s       of a chat, its template: more than a completion, on the tokeniser's thread
-    host_factor  times all of these on the host of the server that is simulated
+    host_factor         times all of these on the host of the server that is simulated
     """
 
     accept_s: float = Field(ge=0, lt=10)
@@ -133,6 +88,35 @@ class Serving:
     batch_wait_s: float = 0.0
     parse_s: float = 0.0
     host_factor: float | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Service(Threads):
+    """Service times on the host that is simulated, 0 where nothing is done, and set up as in
+    `Serving`."""
+
+    batch_wait_s: float = 0.0
+    servers: int = 1
+    stream_interval: int = 1
+    client: str = CLIENTS[0]
+
+
+@plain_dataclass(frozen=True)
+class Delays:
+    """A front end on an engine: seconds of a request, of each token of its prompt, and of each
+    token of its answer, whatever the load; service: what comes on top, None: nothing."""
+
+    request_s: float
+    prompt_token_s: float
+    response_s: float
+    service: Service | None = None
+
+    def request_side(self, prompt_tokens: int) -> float:
+        """Seconds from the client's sending to the engine's queue, without queues."""
+        return self.request_s + self.prompt_token_s * prompt_tokens
+
+
+NO_DELAYS = Delays(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -177,7 +161,7 @@ class FrontEnd:
         delays = self.on(model, serving)
         seconds = delays.request_side(prompt_tokens) + delays.response_s
         if (s := delays.service) is not None:
-            once = (s.client_request_s, s.accept_s, s.template_s, s.batch_wait_s, s.submit_s)
+            once = (s.client_request_s, s.accept_s, s.chat_s, s.batch_wait_s, s.submit_s)
             seconds += sum(once) + (s.tokenise_s + s.prompt_token_s) * prompt_tokens
             seconds += s.step_s + s.token_s + 0.5 * (s.chunk_s + s.client_chunk_s)
         return seconds
@@ -215,28 +199,22 @@ class FrontEnd:
 
 
 def service_of(threads: Threads, serving: Serving) -> Service:
-    """Their service times on the simulated host."""
+    """Their service times on the simulated host. ProfileError if these are absurd."""
     factor = threads.host_factor if serving.host_factor is None else serving.host_factor
-    streamed = 1.0 if serving.stream else 0.0
-    there = 0.0 if serving.client == "none" else 1.0
-    chat_s = threads.chat_s if serving.chat else 0.0
-    return Service(
-        accept_s=factor * (threads.accept_s + serving.parse_s),
-        submit_s=factor * threads.submit_s,
-        prompt_token_s=factor * threads.prompt_token_s,
-        tokenise_s=factor * threads.tokenise_s,
-        template_s=factor * chat_s,
-        batch_wait_s=serving.batch_wait_s,
-        step_s=factor * threads.step_s,
-        token_s=factor * threads.token_s,
-        chunk_s=streamed * factor * threads.chunk_s,
-        launch_s=factor * threads.launch_s,
-        client_request_s=there * factor * threads.client_request_s,
-        client_chunk_s=there * streamed * factor * threads.client_chunk_s,
-        servers=serving.servers,
-        stream_interval=serving.stream_interval,
-        client=serving.client,
-    )
+    absent = {"host_factor"} if serving.chat else {"host_factor", "chat_s"}
+    absent |= set() if serving.stream else {"chunk_s", "client_chunk_s"}
+    absent |= {"client_request_s", "client_chunk_s"} if serving.client == "none" else set()
+    times = {name: factor * s for name, s in asdict(threads).items() if name not in absent}
+    times["accept_s"] += factor * serving.parse_s
+    for name in absent - {"host_factor"}:
+        times[name] = 0.0
+    set_up = {
+        n: getattr(serving, n) for n in ("batch_wait_s", "servers", "stream_interval", "client")
+    }
+    try:
+        return Service(**times, **set_up)
+    except ValidationError as error:
+        raise ProfileError(f"front end with host factor {factor:g}: {one_line(error)}") from None
 
 
 PUBLISHED = {

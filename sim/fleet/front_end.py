@@ -85,7 +85,7 @@ class Between:
         replica, which = which % len(self._servers), which // len(self._servers)
         thread = self._servers[replica][which % service.servers]
         yield self._asks(thread, 0, service.accept_s, SHORT_TURNS)
-        work_s = service.template_s + service.tokenise_s * tokens
+        work_s = service.chat_s + service.tokenise_s * tokens
         tokenised_s = thread.tokeniser.serve(clock.now, work_s) + service.batch_wait_s
         yield clock.at(tokenised_s, BEFORE_STEPS)
         submit_s = service.submit_s + service.prompt_token_s * tokens

@@ -40,14 +40,16 @@ def test_service_times_are_of_the_servers_host_and_set_up():
     threads = vllm.threads
     plain = vllm.on(model, Serving(host_factor=1.0)).service
     assert (plain.accept_s, plain.token_s) == (threads.accept_s, threads.token_s)
-    assert (plain.template_s, plain.servers, plain.batch_wait_s) == (0.0, 1, 0.0)
+    assert (plain.chat_s, plain.servers, plain.batch_wait_s) == (0.0, 1, 0.0)
     slow = vllm.on(model).service
     assert slow.submit_s == threads.host_factor * threads.submit_s > plain.submit_s
     chat = Serving(3, 5, stream=False, chat=True, client="none", batch_wait_s=0.002)
     other = vllm.on(model, replace(chat, host_factor=2.0)).service
     assert (other.chunk_s, other.client_request_s, other.client_chunk_s) == (0.0, 0.0, 0.0)
-    assert (other.template_s, other.batch_wait_s) == (2 * threads.chat_s, 0.002)
+    assert (other.chat_s, other.batch_wait_s) == (2 * threads.chat_s, 0.002)
     assert (other.servers, other.stream_interval) == (3, 5)
+    with pytest.raises(ProfileError, match="host factor 100: accept_s"):
+        service_of(replace(threads, accept_s=5.0), Serving(host_factor=100.0))
 
 
 @pytest.mark.parametrize(

@@ -217,12 +217,9 @@ SERVICE = Service(
     submit_s=1e-3,
     prompt_token_s=1e-6,
     tokenise_s=2e-6,
-    template_s=0.0,
-    batch_wait_s=0.0,
     step_s=3e-4,
     token_s=2e-5,
     chunk_s=3e-5,
-    launch_s=0.0,
     client_request_s=4e-4,
     client_chunk_s=3e-5,
 )
