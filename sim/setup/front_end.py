@@ -57,14 +57,8 @@ def parse_front_end(text: str) -> tuple[FrontEnd | None, Serving]:
         )
     what = f"front end {text!r}"
     given = FrontEndOptions(**validated(what, FrontEndOptions, parse_options(what, rest, text)))
-    return front_end, Serving(
-        given.api_server_count,
-        given.stream_interval,
-        given.stream,
-        given.chat,
-        given.client,
-        host_factor=given.host_factor,
-    )
+    own = given.model_dump(exclude={"api_server_count"})
+    return front_end, Serving(given.api_server_count, **own)
 
 
 def serving_of(serving: Serving, version: str | None, model: str) -> Serving:

@@ -88,18 +88,6 @@ def test_gaps_between_tokens_are_the_engines():
     assert there[0] == pytest.approx(without[0], rel=1e-9)
 
 
-def test_arrivals_in_the_trace_are_when_clients_send():
-    workload = listed()
-    rows = simulate(workload, front_end=SLOW).requests
-    assert (rows["arrival_s"].to_numpy() == workload.arrival_s).all()
-
-
-def test_a_long_prompt_may_be_overtaken_in_the_front_end():
-    workload = Workload.build(np.array([0.0, 0.001]), np.array([300, 10]), np.array([4, 4]))
-    rows = simulate(workload, front_end=Delays(0.0, 1e-3, 0.0)).requests
-    assert rows["prompt_tokens"].tolist() == [10, 300]  # in the order in which the engine got them
-
-
 def test_a_policy_knows_when_the_engine_got_a_request_and_no_more():
     told = []
 
