@@ -22,16 +22,24 @@ from pydantic.dataclasses import dataclass
 
 from twinserve.formats import Format, whole_file
 from twinserve.profiles.catalog import nearest
-from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.specs import STRICT, ProfileError, one_line, read_json
 
+
+def _without_steps(terms: dict) -> dict:
+    """Version 1 had times in decode steps, too."""
+    if terms.get("response_steps"):
+        raise ProfileError("its response_steps are not read any more; measure the front end again")
+    return {name: term for name, term in terms.items() if name != "response_steps"}
+
+
 FRONT_END: Format[dict] = Format(
-    "front ends", version=1, by="twinserve calibrate --front-end", oldest=1
+    "front ends",
+    version=2,
+    by="twinserve calibrate --front-end",
+    oldest=1,
+    upgrades=(_without_steps,),
 )
 CLIENTS = ("one-process", "many", "none")
-# The decode step that `response_steps` counts in: what the published TPOTs of servers with hardly
-# any load are taken for in docs/profiles.md.
-UNLOADED_REQUESTS, UNLOADED_CONTEXT = 8, 700
 # Of six hosts, where the published times are 1 (docs/profiles.md); a file's fit is 6 to 9 % off the
 # CPU time of a load.
 HOST_FACTORS, FILE_OFF = (0.8, 1.4), 1.1
@@ -126,8 +134,6 @@ class FrontEnd:
     request_s       seconds a request that depend on no load: between threads and processes
     prompt_token_s  seconds a token of the prompt, the same
     response_s      seconds from a token in the engine to its client, the same
-    response_steps  the same, in decode steps of the engine with hardly any load; for files of
-                    earlier versions
     source          where the numbers are from
     fit_error       mean absolute relative error of the client's time to first token beyond the
                     engine's, over lower quartiles of requests that no fit saw; None: not known
@@ -140,25 +146,19 @@ class FrontEnd:
     request_s: float = Field(ge=0, lt=1e3)
     prompt_token_s: float = Field(ge=0, lt=1)
     response_s: float = Field(ge=0, lt=1e3)
-    response_steps: float = Field(ge=0, lt=1e3)
     source: str = ""
     fit_error: float | None = Field(None, ge=0)
     spread: float | None = Field(None, ge=0)
     threads: Threads | None = None
 
-    def on(self, model: StepTimeModel, serving: Serving = Serving()) -> Delays:
-        """Its seconds in front of an engine with these step times."""
-        response_s = self.response_s
-        if self.response_steps:
-            context = UNLOADED_REQUESTS * UNLOADED_CONTEXT
-            step = StepComposition(UNLOADED_REQUESTS, context, UNLOADED_CONTEXT)
-            response_s += self.response_steps * model.step_seconds(step)
+    def on(self, serving: Serving = Serving()) -> Delays:
+        """Its seconds in front of an engine."""
         service = None if self.threads is None else service_of(self.threads, serving)
-        return Delays(self.request_s, self.prompt_token_s, response_s, service)
+        return Delays(self.request_s, self.prompt_token_s, self.response_s, service)
 
-    def idle_s(self, model: StepTimeModel, prompt_tokens: int, serving: Serving) -> float:
+    def idle_s(self, prompt_tokens: int, serving: Serving = Serving()) -> float:
         """Seconds of a request's time to first token beyond the engine's, if it is the only one."""
-        delays = self.on(model, serving)
+        delays = self.on(serving)
         seconds = delays.request_side(prompt_tokens) + delays.response_s
         if (s := delays.service) is not None:
             once = (s.client_request_s, s.accept_s, s.chat_s, s.batch_wait_s, s.submit_s)
@@ -181,10 +181,8 @@ class FrontEnd:
         terms = [f"{1e3 * self.request_s:.3g} ms a request"]
         if self.prompt_token_s:
             terms.append(f"{1e6 * self.prompt_token_s:.3g} us a prompt token")
-        back = [f"{1e3 * self.response_s:.3g} ms"] if self.response_s else []
-        back += [f"{self.response_steps:.3g} decode steps"] if self.response_steps else []
-        if back:
-            terms.append(f"{' + '.join(back)} to see a token")
+        if self.response_s:
+            terms.append(f"{1e3 * self.response_s:.3g} ms to see a token")
         return f"front end {self.name}: {', '.join(terms)}"
 
     def _on_threads(self, t: Threads, parse_s: float) -> str:
@@ -223,7 +221,6 @@ PUBLISHED = {
         request_s=1.3e-3,
         prompt_token_s=0.0,
         response_s=0.4e-3,
-        response_steps=0.0,
         source="vLLM 0.32's API server before an emulated engine, on one host (docs/profiles.md)",
         threads=Threads(
             accept_s=0.40e-3,

@@ -15,12 +15,12 @@ import numpy as np
 
 from twinserve.experiments.step_times.points import Measured
 from twinserve.profiles.composition import StepComposition, StepTimeModel
-from twinserve.profiles.front_end import Serving, load_front_end
+from twinserve.profiles.front_end import load_front_end
 from twinserve.profiles.host import VLLM_SYNCHRONOUS
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.specs import ProfileError
 
-CLIENT, SERVING = load_front_end("vllm"), Serving()
+CLIENT = load_front_end("vllm")
 BUSIEST = 0.9
 FIRST_WAVE = 0.1  # of ten requests for each that may be under way
 
@@ -90,7 +90,7 @@ class _Load:
             busy = min((self.n - 1) * others / (self.osl * step + others), BUSIEST)
             beside = others + 1.5 * step + busy / (1 - busy) * others / 2
         share = FIRST_WAVE if self.n > 1 else 0.0
-        client = CLIENT.idle_s(self.model, self.isl, SERVING)
+        client = CLIENT.idle_s(self.isl)
         return share * float(np.mean(first)) + (1 - share) * beside + client
 
     def batch(self) -> float:

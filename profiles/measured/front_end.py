@@ -91,7 +91,7 @@ def fit_front_end(
     errors = [error(on_top(a), b) for a, b in ((first, second), (second, first))]
     low, high = _quartiles(exchanges)
     return FrontEnd(
-        name, request_s, prompt_token_s, response_s, 0.0, source,
+        name, request_s, prompt_token_s, response_s, source,
         fit_error=float(np.mean(errors)),
         spread=high - low, threads=threads,
     )  # fmt: skip

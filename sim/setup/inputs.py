@@ -102,7 +102,7 @@ class Inputs:
     def delays(self) -> Delays | None:
         """The front end's seconds, on the hardware of these runs; None without one."""
         front_end, serving = self._front_end
-        return None if front_end is None else front_end.on(self.hardware.model, serving)
+        return None if front_end is None else front_end.on(serving)
 
     def front_end_said(self) -> str:
         """Its terms, in a line; empty without one."""

@@ -242,7 +242,7 @@ def _simulated(inputs: Inputs, server: bool, front: Path, until_s: float, terms:
     """The requests on hardware with these terms, those that arrived until then. front: a file for
     the front end's."""
     if terms.request_s:
-        save_front_end(FrontEnd("fitted", terms.request_s, 0.0, 0.0, 0.0), front)
+        save_front_end(FrontEnd("fitted", terms.request_s, 0.0, 0.0), front)
     changed = on_profile(
         inputs, terms.on(inputs.hardware.profile), str(front) if terms.request_s else None
     )

@@ -27,24 +27,22 @@ from twinserve.profiles.measured.front_end import (
     server_seconds,
     threads_error,
 )
-from twinserve.profiles.profile import load_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.setup.front_end import serving_of
 
-MINE = FrontEnd("mine", 0.002, 1e-6, 0.003, 0.5, "a test", 0.1, 0.2)
+MINE = FrontEnd("mine", 0.002, 1e-6, 0.003, "a test", 0.1, 0.2)
 
 
 def test_service_times_are_of_the_servers_host_and_set_up():
-    model = load_profile("llama-3.1-8b@h100").model()
     vllm = load_front_end("vllm")
     threads = vllm.threads
-    plain = vllm.on(model, Serving(host_factor=1.0)).service
+    plain = vllm.on(Serving(host_factor=1.0)).service
     assert (plain.accept_s, plain.token_s) == (threads.accept_s, threads.token_s)
     assert (plain.chat_s, plain.servers, plain.batch_wait_s) == (0.0, 1, 0.0)
-    slow = vllm.on(model).service
+    slow = vllm.on().service
     assert slow.submit_s == threads.host_factor * threads.submit_s > plain.submit_s
     chat = Serving(3, 5, stream=False, chat=True, client="none", batch_wait_s=0.002)
-    other = vllm.on(model, replace(chat, host_factor=2.0)).service
+    other = vllm.on(replace(chat, host_factor=2.0)).service
     assert (other.chunk_s, other.client_request_s, other.client_chunk_s) == (0.0, 0.0, 0.0)
     assert (other.chat_s, other.batch_wait_s) == (2 * threads.chat_s, 0.002)
     assert (other.servers, other.stream_interval) == (3, 5)
@@ -71,14 +69,13 @@ def test_some_releases_parse_the_template_of_every_chat(version, model, parse_s,
     assert service_of(threads, chats).accept_s == 2 * (threads.accept_s + parse_s)
 
 
-def test_terms_add_up_on_an_engine():
-    class TenMilliseconds:
-        def step_seconds(self, work):
-            return 0.010
-
-    delays = MINE.on(TenMilliseconds())
-    assert delays.request_side(1000) == pytest.approx(0.002 + 0.001)
-    assert delays.response_s == pytest.approx(0.003 + 0.5 * 0.010)
+def test_a_file_with_decode_steps_is_not_read_any_more(tmp_path):
+    file, old = tmp_path / "front.json", asdict(MINE) | {"version": 1}
+    file.write_text(json.dumps(old | {"response_steps": 0.0}))
+    assert load_front_end(file) == MINE and MINE.on().request_side(1000) == pytest.approx(0.003)
+    file.write_text(json.dumps(old | {"response_steps": 0.5}))
+    with pytest.raises(ProfileError, match="response_steps are not read any more; measure"):
+        load_front_end(file)
 
 
 def test_none_is_none_and_a_file_says_what_was_written(tmp_path):
@@ -92,7 +89,7 @@ def test_none_is_none_and_a_file_says_what_was_written(tmp_path):
 
 def test_what_it_takes_can_be_read_in_a_line():
     said = MINE.describe()
-    assert "mine: 2 ms a request, 1 us a prompt token, 3 ms + 0.5 decode steps" in said
+    assert "mine: 2 ms a request, 1 us a prompt token, 3 ms to see a token" in said
     for front_end in PUBLISHED.values():
         assert "\n" not in front_end.describe() and front_end.source
         assert "0.85 ms a request, 2.9 us a prompt token" in front_end.describe()
@@ -110,7 +107,7 @@ def test_what_it_takes_can_be_read_in_a_line():
 )
 def test_a_file_that_is_wrong_is_one_line(tmp_path, change, said):
     file = tmp_path / "front.json"
-    file.write_text(json.dumps(asdict(MINE) | {"version": 1} | change))
+    file.write_text(json.dumps(asdict(MINE) | {"version": 2} | change))
     with pytest.raises(ProfileError, match=f"front.json.*{said}") as raised:
         load_front_end(file)
     assert "\n" not in str(raised.value)
@@ -170,12 +167,10 @@ def test_a_fit_finds_the_terms_that_made_what_was_measured():
     assert found.request_s == pytest.approx(0.003, rel=1e-3)
     assert found.prompt_token_s == pytest.approx(2e-6, rel=1e-3)
     assert found.response_s == pytest.approx(0.004, rel=1e-3)
-    assert (found.name, found.response_steps) == ("it", 0.0)
+    assert found.name == "it"
     assert found.fit_error < 1e-3 and found.spread < 1e-3
     assert asdict(found.threads) == pytest.approx(asdict(TERMS), rel=1e-6)
-    assert found.idle_s(None, 1000, Serving()) == pytest.approx(
-        exchanges()[2].beyond_engine_s, 0.01
-    )
+    assert found.idle_s(1000) == pytest.approx(exchanges()[2].beyond_engine_s, 0.01)
 
 
 def test_a_fit_says_how_far_it_is_off_and_how_much_repeats_differ():
