@@ -111,7 +111,7 @@ class ServerFit:
             f"fitted to {self.source()}; only the sum of both ways can be told from a client's "
             "times"
         )
-        return FrontEnd("fitted", self.fitted.terms.request_s, 0.0, 0.0, 0.0, source)
+        return FrontEnd("fitted", self.fitted.terms.request_s, 0.0, 0.0, source)
 
 
 def fit_server(

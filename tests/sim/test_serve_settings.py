@@ -148,7 +148,7 @@ def test_api_servers_and_messages_are_of_the_front_end(
     more, front_end, becomes, warned, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    save_front_end(FrontEnd("old", 0.01, 0.0, 0.01, 0.0), "old.json")
+    save_front_end(FrontEnd("old", 0.01, 0.0, 0.01), "old.json")
     config = SimulationConfig(
         from_vllm=f"vllm serve Qwen/Qwen3-8B {more}", gpu="h100", front_end=front_end
     )
