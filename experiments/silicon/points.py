@@ -30,6 +30,9 @@ MODELS = {
 }
 # Of the formats that the catalogue's names do not have (FP8 in blocks): its config.json.
 CONFIGS = {"qwen3-235b-a22b-fp8": "Qwen--Qwen3-235B-A22B-FP8_config.json"}
+_COPIES = "kimi-k2.5-gap-analysis"  # of rows that it has from InferenceMAX, too
+# The file has their experts split, which vLLM refuses; InferenceX's pull request 869 has the flag.
+_EXPERTS_WHOLE = (("minimax-m2.5-fp8", "h200", 8),)
 _GPUS = {system: gpu for gpu, system in SYSTEMS.items()} | {"b300_sxm": "b300"}
 
 
@@ -119,9 +122,14 @@ def _points(
         gpu = _GPUS.get(row["system"])
         if (row["backend"], row["mode"]) != ("vllm", "agg") or model is None or gpu is None:
             continue
+        if _COPIES in row["silicon_data_source"]:
+            continue
         tp, ep = int(row["tp_size"]), int(row["moe_ep_size"] or 1)
-        of_experts = int(row["moe_tp_size"] or 1) * ep
-        mixture = model.startswith(("gpt-oss", "qwen3-235b", "minimax"))
+        split = int(row["moe_tp_size"] or 1)
+        if (model, gpu, tp) in _EXPERTS_WHOLE:
+            split, ep = 1, tp
+        of_experts = split * ep
+        mixture = model.startswith(("gpt-oss", "qwen3-235b", "minimax", "kimi"))
         if mixture and (of_experts != tp or ep not in (1, tp)):
             continue  # more ranks than that: which attention they have is not said
         said = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])

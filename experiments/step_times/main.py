@@ -19,8 +19,10 @@ import numpy as np
 import pandas as pd
 from cyclopts import Parameter
 
+from twinserve.experiments.step_times.bars import MISSED, held_out, with_groups
 from twinserve.experiments.step_times.load import seconds
 from twinserve.experiments.step_times.points import Measured, read_measured
+from twinserve.experiments.step_times.runs import score_runs
 from twinserve.experiments.study.output import check_target, table_lines
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.evidence import expected_errors, kind_of_weights
@@ -35,12 +37,8 @@ from twinserve.traces.write import write_atomically
 
 FORMS: tuple[StepTimes, ...] = ("roofline", "operators", "auto")
 DECODES = ("tpot", "loop")
-# How much wider bars are where all points are of one source. With sources left out, bars of the
-# others' points hold 79 % of the decodes of a kind on average, and 95 % if they are so much wider.
-STRANGERS = 1.5
-ENOUGH = 3  # points of a source
-LEAST_POINTS = 5  # of a kind
-MISSED = 0.1  # of the points a range may miss
+SMALL_BATCH = 4  # requests
+TIGHT = 0.8  # of the KV memory
 
 
 def score(points: Iterable[Measured], forms: Sequence[StepTimes] = FORMS) -> pd.DataFrame:
@@ -61,6 +59,8 @@ def score(points: Iterable[Measured], forms: Sequence[StepTimes] = FORMS) -> pd.
                     "tp": profile.tp,
                 }
                 row |= {"family": profile.gpu.family, "ran": profile.step_model.form}
+                row["room"] = point.concurrency * (point.isl + point.osl)
+                row["room"] /= profile.kv_capacity_tokens
                 ours = seconds(point, profile)
                 errors = expected_errors(profile)
                 small = point.concurrency < 32
@@ -102,48 +102,46 @@ def _of_one_layer(name: str) -> Profile:
 def summary(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """By the columns `by`, of scored points: points and sources; median and 90th percentile of the
     size of the error, mean error, the share that the printed range holds, its median width
-    (high / low - 1) and the mean interval score, all in per cent."""
+    (high / low - 1) and the mean interval score, all in per cent. The range over the measured time:
+    `low` and `high`, or ours with `error` in both directions."""
+    if "low" not in rows:
+        rows = rows.assign(low=rows.ratio / (1 + rows.error), high=rows.ratio * (1 + rows.error))
+    low, high = np.log(rows.low), np.log(rows.high)
+    # in logarithms: the width, and 2 / MISSED times what lies outside
+    outside = low.clip(lower=0) - high.clip(upper=0)
+    rows = rows.assign(
+        error=(rows.ratio - 1).abs(),
+        held=outside == 0,
+        width=rows.high / rows.low - 1,
+        interval=high - low + 2 / MISSED * outside,
+    )
     found = []
     for key, part in rows.groupby(list(by), sort=True):
-        error = (part.ratio - 1).abs()
-        low, high = 1 / (1 + part.error), 1 + part.error
-        held = (part.ratio <= high) & (part.ratio >= low)
-        # in logarithms: the width, and 2 / MISSED times what lies outside
-        apart = np.log(part.ratio).abs() - np.log(high)
-        interval = 2 * np.log(high) + 2 / MISSED * apart.clip(lower=0)
-        width = high**2 - 1
         numbers = {
-            "points": len(part),
-            "sources": part.source.nunique(),
-            "median": 100 * error.median(),
-            "p90": 100 * error.quantile(0.9),
-            "mean": 100 * (part.ratio - 1).mean(),
-            "held": 100 * held.mean(),
-            "width": 100 * width.median(),
-            "interval": 100 * interval.mean(),
+            "median": part.error.median(),
+            "p90": part.error.quantile(0.9),
+            "mean": (part.ratio - 1).mean(),
+            "held": part.held.mean(),
+            "width": part.width.median(),
+            "interval": part.interval.mean(),
         }
-        found.append(dict(zip(by, key, strict=True)) | numbers)
+        of = {"points": len(part), "sources": part.source.nunique()}
+        percent = {name: 100 * value for name, value in numbers.items()}
+        found.append(dict(zip(by, key, strict=True)) | of | percent)
     return pd.DataFrame(found)
 
 
-def bars(rows: pd.DataFrame) -> dict[tuple[str, str, str, str], tuple[float, int]]:
-    """(form, step, kind, family) -> (error to be expected, points), of scored points that are not
-    dense models in 16 bits: what 90 % of the points keep, and STRANGERS times that where they are
-    all of one source, for servers of others.
-    """
-    found = {}
-    good = with_step(rows[(rows.why == "") & (rows.kind != "dense 16 bits")])
-    size = np.exp(np.log(good.ratio).abs()) - 1
-    for key, part in good.assign(size=size).groupby(["ran", "step", "kind", "family"]):
-        sources = (part.source.value_counts() >= ENOUGH).sum()
-        if sources and len(part) >= LEAST_POINTS:
-            wider = 1.0 if sources > 1 else STRANGERS
-            found[key] = (float(wider * part["size"].quantile(1 - MISSED)), len(part))
-    return found
-
-
-def with_step(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(step=np.where(rows.what.isin(DECODES), "decode", "prefill"))
+def groups(rows: pd.DataFrame) -> pd.DataFrame:
+    """Scored rows once for each group that they are in, as `group`."""
+    inside = {
+        "dense": rows.kind.str.startswith("dense"),
+        "mixture": rows.kind.str.startswith("mixture"),
+        "quantised": ~rows.kind.str.endswith("16 bits"),
+        "small batch": (rows.concurrency <= SMALL_BATCH) & ~rows.what.isin(("batch", "layer")),
+        "burst": rows.what == "batch",
+        "tight memory": rows.room > TIGHT,
+    }
+    return pd.concat([rows[of].assign(group=name) for name, of in inside.items()])
 
 
 HEADER = ("points", "sources", "median", "p90", "mean", "held", "width", "interval")
@@ -153,6 +151,7 @@ def step_times(
     *,
     form: Annotated[tuple[StepTimes, ...], Parameter(negative="")] = FORMS,
     out: Path | None = None,
+    runs: bool = False,
 ) -> None:
     """Score forms of step times on measured steps and prompts, by kind of model and GPU.
 
@@ -162,12 +161,17 @@ def step_times(
         Forms, as of `simulate --step-times`; by default all. Tables take some minutes to be made.
     out: Path
         CSV with a row for each point and form.
+    runs: bool
+        Whole simulated runs beside benchmarks of servers, in place of steps. Takes minutes.
     """
     check_target(out)
-    rows = score(read_measured(truth_folder()), form)
+    if runs:
+        rows = pd.concat([score_runs(truth_folder(), one) for one in form])
+    else:
+        rows = score(read_measured(truth_folder()), form)
     if out is not None:
         write_atomically(out, rows.to_csv(index=False, float_format="%.6g").encode())
-    print(markdown(rows), end="")
+    print(markdown_of_runs(rows) if runs else markdown(rows), end="")
 
 
 def truth_folder() -> Path:
@@ -182,22 +186,47 @@ def truth_folder() -> Path:
 
 def markdown(rows: pd.DataFrame) -> str:
     """Tables of scored points, and how many are not scored, by reason."""
-    good = with_step(rows[rows.why == ""])
+    good, unseen = with_groups(rows[rows.why == ""]), held_out(rows)
+    kinds = ("step", "kind", "family", "form")
+    lines = []
+    for title, found, by in (
+        ("### By kind and GPU family", good, kinds),
+        ("### By source", good, ("step", "source", "form")),
+        ("### By group", groups(good), ("step", "group", "form")),
+        ("### By group, ranges of other sources", groups(unseen), ("step", "group", "form")),
+        ("### All", good, ("step", "form")),
+        ("### All, ranges of other sources", unseen, ("step", "form")),
+    ):
+        lines += [title, "", *_table(found, by), ""]
+    return "\n".join([*lines, "### Not scored", "", *_not_scored(rows)]) + "\n"
+
+
+def _table(rows: pd.DataFrame, by: Sequence[str]) -> list[str]:
+    cells = [
+        [*(str(row[name]) for name in by), *(f"{row[name]:.0f}" for name in HEADER)]
+        for row in summary(rows, by).to_dict("records")
+    ]
+    return table_lines((*by, *HEADER), cells)
+
+
+def markdown_of_runs(rows: pd.DataFrame) -> str:
+    """Tables of whole runs."""
+    good = rows[rows.why == ""]
     lines = []
     for title, by in (
-        ("### By kind and GPU family", ("step", "kind", "family", "form")),
-        ("### All", ("step", "form")),
+        ("### Runs by source", ("metric", "source", "kind", "form")),
+        ("### Runs", ("metric", "host", "form")),
     ):
-        found = summary(good, by)
-        cells = [
-            [*(str(row[name]) for name in by), *(f"{row[name]:.0f}" for name in HEADER)]
-            for row in found.to_dict("records")
-        ]
-        lines += [title, "", *table_lines((*by, *HEADER), cells), ""]
-    bad = rows[rows.why != ""].why.str[:100]
-    lines += ["### Not scored", ""]
-    lines += [f"- {count} x {why}" for why, count in bad.value_counts().items()]
+        lines += [title, "", *_table(good, by), ""]
+    lines += [
+        f"- {count} x {why}" for why, count in rows.why[rows.why != ""].value_counts().items()
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _not_scored(rows: pd.DataFrame) -> list[str]:
+    bad = rows.why[rows.why != ""].str[:100]
+    return [f"- {count} x {why}" for why, count in bad.value_counts().items()]
 
 
 def main(arguments: list[str] | None = None) -> None:

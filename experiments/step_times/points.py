@@ -21,6 +21,8 @@ from twinserve.experiments.silicon.points import Point as Loop
 MORE_LOOPS = {
     ("MiniMaxAI/MiniMax-M2.5", "fp8"): "minimax-m2.5-fp8",
     ("MiniMaxAI/MiniMax-M2.5", "nvfp4"): "minimax-m2.5-nvfp4",
+    ("moonshotai/Kimi-K2.5", "int4_wo"): "kimi-k2.5",
+    ("moonshotai/Kimi-K2.5", "nvfp4"): "kimi-k2.5-nvfp4",
 }
 MUCH = 1.25  # times
 _OF_THE_SAME_SIZE = {"qwen1.5-72b": "qwen2.5-72b"}  # but for its KV heads
@@ -93,7 +95,8 @@ def _named(model: str, gpu: str, tp: int, ep: int = 1) -> str:
     return f"{_OF_THE_SAME_SIZE.get(model, model)}@{gpu}{ranks}"
 
 
-def _release(text: str) -> tuple[int, ...]:
+def release_of(text: str) -> tuple[int, ...]:
+    """(0, 11) of 0.11.2; () of what is no version."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found and text[:2] == "0." else ()
 
@@ -105,7 +108,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 def _steps(truth: Path) -> Iterator[Measured]:
     for row in _rows(truth / "step_points.csv"):
-        release = _release(row["release"])
+        release = release_of(row["release"])
         whole = not row["tpot_ms"]
         yield Measured(
             source=row["source"],
@@ -121,13 +124,18 @@ def _steps(truth: Path) -> Iterator[Measured]:
         )
 
 
+def read_bench(truth: Path) -> Iterator[dict[str, str]]:
+    """Rows of public_bench.csv."""
+    yield from _rows(truth / "public_bench.csv")
+
+
 def _bench(truth: Path) -> Iterator[Measured]:
     """Closed loops whose concurrency is stated; those of tenstorrent are in step_points.csv."""
-    for row in _rows(truth / "public_bench.csv"):
+    for row in read_bench(truth):
         said = dict(part.split("=") for part in row["workload"].partition(":")[2].split(","))
         if "max_concurrency" not in said or "tenstorrent" in row["source"]:
             continue
-        release = _release(row["vllm"])
+        release = release_of(row["vllm"])
         yield Measured(
             source=row["source"].split(" @")[0].split(" (")[0],
             what="tpot",
@@ -145,7 +153,7 @@ def _bench(truth: Path) -> Iterator[Measured]:
 def _prompts(truth: Path) -> Iterator[Measured]:
     kinds = {"low": "prompt", "single": "prompt", "single0": "loop", "batch": "batch"}
     for row in _rows(truth / "prefill_points.csv"):
-        release, sample = _release(row["release"]), row["source"].startswith("silicon")
+        release, sample = release_of(row["release"]), row["source"].startswith("silicon")
         budget = int(row["budget"])
         yield Measured(
             source=row["source"],
@@ -166,7 +174,7 @@ def _prompts(truth: Path) -> Iterator[Measured]:
 
 
 def _of_loop(point: Loop) -> Measured:
-    release = _release(point.version)
+    release = release_of(point.version)
     impossible = ("llama-3.1-8b-fp8", "qwen3-32b-fp8")
     clogged = point.model == "gpt-oss-120b" and point.gpu == "h100" and point.concurrency >= 512
     return Measured(

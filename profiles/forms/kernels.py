@@ -46,7 +46,6 @@ from twinserve.profiles.forms.kernel_rates import (
     sustained,
 )
 from twinserve.profiles.forms.roofline import Efficiency, RooflineModel, pcie_sharing
-from twinserve.profiles.ranks import check_ranks
 from twinserve.profiles.specs import GpuSpec, ModelSpec
 
 
@@ -115,8 +114,7 @@ class KernelsModel(RooflineModel):
         head: bool = True,
         release: tuple[int, ...] = (),
     ) -> None:
-        check_ranks(llm, gpu.name, tp, dp, ep)
-        super().__init__(llm, gpu, tp, efficiency, head)
+        super().__init__(llm, gpu, tp, efficiency, head, dp, ep)
         self._dp = dp
         self._sharing = tp * dp if ep and tp * dp > 1 else 0
         rates = rates_of(gpu)
@@ -176,7 +174,8 @@ class KernelsModel(RooflineModel):
         first, last = PADDED_RELEASES
         on_hopper = name == "fp8 blocks" and gpu.family == "hopper"
         if on_hopper and self.tp < 8 and first <= release < last:
-            self._padded = llm.experts * PADDED_ROWS
+            own = llm.experts / self._sharing if self._sharing else llm.experts  # of a rank
+            self._padded = own * PADDED_ROWS
             row = 2.0 * (PADDED_MOVED * llm.hidden + inner) / (QUANTISING_SHARE * memory)
             self._padded_moved = llm.expert_layers * self._padded * row
         if self._sharing:
@@ -346,5 +345,4 @@ def rank_model(
     the sum of kernels of all others, which is nearer to measured steps of these."""
     if sums_kernels(llm):
         return KernelsModel(llm, gpu, tp, efficiency, dp, ep, head, release)
-    check_ranks(llm, gpu.name, tp, dp, ep)
-    return RooflineModel(llm, gpu, tp, efficiency, head)
+    return RooflineModel(llm, gpu, tp, efficiency, head, dp, ep)

@@ -53,7 +53,8 @@ class Efficiency:
 
 class RooflineModel(StepTimeModel):
     """From the ModelSpec of a dense model in 16 bits, a GpuSpec, the tensor-parallel degree and an
-    Efficiency. head: with the output projection, which one pipeline stage has.
+    Efficiency. head: with the output projection, which one pipeline stage has. dp, ep: ranks that
+    are checked beside tp.
 
     ProfileError if the model cannot be split so. Immutable after construction.
     """
@@ -61,9 +62,16 @@ class RooflineModel(StepTimeModel):
     knows_host = True
 
     def __init__(
-        self, llm: ModelSpec, gpu: GpuSpec, tp: int, efficiency: Efficiency, head: bool = True
+        self,
+        llm: ModelSpec,
+        gpu: GpuSpec,
+        tp: int,
+        efficiency: Efficiency,
+        head: bool = True,
+        dp: int = 1,
+        ep: bool = False,
     ):
-        check_ranks(llm, gpu.name, tp)
+        check_ranks(llm, gpu.name, tp, dp, ep)
         self.llm, self.gpu, self.tp, self.efficiency = llm, gpu, tp, efficiency
         e, size = efficiency, llm.dtype_bytes
         compute = gpu.peak_flops * e.gemm_mfu

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("aiconfigurator_core")
 
-from twinserve.experiments.step_times import main  # noqa: E402
+from twinserve.experiments.step_times import bars, main, runs  # noqa: E402
 from twinserve.experiments.step_times.load import seconds  # noqa: E402
 from twinserve.experiments.step_times.points import Measured, read_measured  # noqa: E402
 from twinserve.profiles.composition import decode_work  # noqa: E402
@@ -73,8 +73,39 @@ def test_mixtures_and_quantised_models_are_near_what_was_measured(scored):
     assert error.median() < 0.08 and error.quantile(0.9) < 0.2
 
 
+def stored_bars(rows):
+    """Of dense models in 16 bits marks say more (evidence.json)."""
+    return {key: value for key, value in bars.bars(rows).items() if key[2] != bars.DENSE}
+
+
+def test_a_bar_caps_what_a_source_counts_and_is_wider_for_strangers():
+    near = pd.DataFrame(
+        {"kind": "mixture fp8", "family": "hopper", "class": bars.MIXTURE}, range(24)
+    )
+    near = near.assign(source=["a"] * 20 + ["b"] * 4, size=[0.01] * 20 + [0.2, 0.3, 0.4, 0.5])
+    assert bars.bar(near, "mixture fp8", bars.MIXTURE, "hopper") == (np.expm1(0.4), 24)
+    alone = near[near.source == "b"]
+    assert bars.bar(alone, "mixture fp8", bars.MIXTURE, "hopper") is None
+    alone = near[near.source == "a"]
+    wider = pytest.approx(np.expm1(bars.STRANGERS * 0.01))
+    assert bars.bar(alone, "mixture fp8", bars.MIXTURE, "hopper") == (wider, 20)
+    assert bars.bar(near, "mixture mxfp4", bars.MIXTURE, "ada") == (
+        pytest.approx(np.expm1(bars.STRANGERS * 0.4)),
+        24,
+    )
+
+
+def test_a_source_is_scored_with_the_ranges_of_others():
+    rows = pd.DataFrame({"source": list("aaaaabbbbb"), "ratio": [1.1] * 5 + [1.3] * 5})
+    rows = rows.assign(form="roofline", what="tpot", kind="dense fp8", family="hopper", why="")
+    unseen = bars.held_out(rows)
+    errors = unseen.groupby("source").error.first()
+    assert errors["a"] == pytest.approx(1.3**bars.STRANGERS - 1)
+    assert errors["b"] == pytest.approx(1.1**bars.STRANGERS - 1)
+
+
 def test_the_stored_errors_are_those_of_the_points(scored):
-    found = main.bars(scored)
+    found = stored_bars(scored)
     stored = {key: value for key, value in SERVER_ERRORS.items() if key[0] == "roofline"}
     assert found.keys() == stored.keys()
     for key, (error, count) in stored.items():
@@ -83,7 +114,7 @@ def test_the_stored_errors_are_those_of_the_points(scored):
 
 @pytest.mark.nightly
 def test_the_stored_errors_of_tables_are_those_of_the_points(points):
-    found = main.bars(main.score(points, ["operators"]))
+    found = stored_bars(main.score(points, ["operators"]))
     of_tables = {key: value for key, value in found.items() if key[0] == "operators"}
     for key, (error, count) in of_tables.items():
         assert SERVER_ERRORS[key] == (pytest.approx(error, abs=0.0101), count), key
@@ -95,3 +126,13 @@ def test_the_command_prints_tables(points, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "### By kind and GPU family" in printed and "| decode | dense 16 bits |" in printed
     assert "- 3 x unknown GPU" in printed
+    assert "### By group, ranges of other sources" in printed
+
+
+def test_runs_are_scored_beside_benchmarks(points, monkeypatch):
+    bench = list(runs.read_bench(main.truth_folder()))
+    monkeypatch.setattr(runs, "read_bench", lambda truth: [bench[0], bench[31]])
+    rows = runs.score_runs(main.truth_folder(), "roofline")
+    assert rows.metric.tolist() == ["TPOT", "TTFT", "throughput", ""]
+    assert (rows.low[:3] <= rows.ratio[:3]).all() and (rows.ratio[:3] <= rows.high[:3]).all()
+    assert "### Runs by source" in main.markdown_of_runs(rows)

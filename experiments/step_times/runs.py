@@ -1,0 +1,73 @@
+"""Whole simulated runs beside benchmarks of other people's servers: `public_bench.csv`.
+
+Each row is `twinserve.simulate` of the row's own words, with the flags that its server is known to
+have had, and `--error-bars`. Lengths are means where the row says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import twinserve
+from twinserve.errors import TwinserveError
+from twinserve.experiments.step_times.points import read_bench, release_of
+from twinserve.profiles.catalog import find_model
+from twinserve.profiles.evidence import kind_of_weights
+from twinserve.profiles.kv_memory.releases import is_known
+from twinserve.profiles.names import ProfileName
+from twinserve.profiles.step_times import StepTimes
+
+# Of servers whose longest requests need more KV than is derived: what they must have had.
+BLOCKS = {"qwen3-32b@h100": 2100}
+# Column of the file -> metric, and where summary.json has it in the same unit.
+METRICS = {
+    "measured_tpot_ms": ("TPOT", "{}_tpot_ms"),
+    "measured_ttft_ms": ("TTFT", "{}_ttft_ms"),
+    "measured_requests_per_s": ("throughput", "request_throughput"),
+}
+
+
+def score_runs(truth: Path, form: StepTimes) -> pd.DataFrame:
+    """A row for each benchmark and metric that it states: kind, source, ratio of ours to measured,
+    and of the ends of the printed range; `why` instead, where it cannot be run."""
+    return pd.DataFrame([row for bench in read_bench(truth) for row in _scored(bench, form)])
+
+
+def _scored(bench: dict[str, str], form: StepTimes) -> Iterator[dict[str, Any]]:
+    model = find_model(ProfileName.parse(bench["profile"]).model)
+    about = {"source": bench["source"].split(" @")[0].split(" (")[0], "form": form, "why": ""}
+    about |= {"kind": kind_of_weights(model), "profile": bench["profile"]}
+    host = "suspect" if "suspect" in bench["quality"] else "as stated"
+    about |= {"workload": bench["workload"], "host": host}
+    version = bench["vllm"] if is_known(bench["vllm"]) else None
+    ahead = "--async-scheduling" in bench["served_as"] or release_of(bench["vllm"]) >= (0, 14)
+    try:
+        run = twinserve.simulate(
+            "vllm",
+            trace=bench["workload"],
+            profile=bench["profile"],
+            step_times=form,
+            front_end="vllm",
+            engine_version=version,
+            async_scheduling=ahead,
+            prefix_caching=False,
+            slo="none",
+            num_blocks=BLOCKS.get(bench["profile"]),
+            error_bars=True,
+        )
+    except TwinserveError as error:
+        yield about | {"metric": "", "why": str(error)[:100]}
+        return
+    for column, (metric, path) in METRICS.items():
+        name = "p50" if bench["statistic"] == "p50" else "mean"
+        if not bench[column] or (metric == "TTFT" and "TTFT not clean" in bench["quality"]):
+            continue
+        path, measured = path.format(name), float(bench[column])
+        low, high = run.summary["error_bars"][f"classes.rt.{path}"]
+        ours = run.summary["classes"]["rt"][path]
+        ratios = {"ratio": ours / measured, "low": low / measured, "high": high / measured}
+        yield about | {"metric": metric} | ratios
