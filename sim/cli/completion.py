@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,18 +26,30 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
     for app in (twinserve_app(), simulate_app()):
         name = app.name[0]
-        with _names(files_too=shell == "bash"):
+        with _names():
             script = app.generate_completion(prog_name=name, shell=shell)
-        # where no name fits, bash takes files: a policy, router or trace may be one
-        sys.stdout.write(script.replace("complete -F", "complete -o default -F"))
+        sys.stdout.write(_or_files(script, shell))
         if shell == "zsh":  # the script is one to be found in $fpath, and a file there has one name
-            sys.stdout.write(f"compdef _cyclopts_{name} {name}\n")
+            sys.stdout.write(f"compdef _cyclopts_{name} {name}\n{_NAME_OR_FILE}")
+
+
+# of zsh: what stands after the options of `compadd` are names
+_NAME_OR_FILE = "_twinserve_name() { compadd -- $@; _files }\n"
+_OPTIONS = "policy|router|profile|trace"
+
+
+def _or_files(script: str, shell: str) -> str:
+    """A policy, router, profile or trace may be a file: shells complete these beside names."""
+    if shell == "fish":
+        return re.sub(rf"(-l (?:{_OPTIONS})) -x ", r"\1 -r -F ", script)
+    if shell == "zsh":
+        return re.sub(rf"(:(?:{_OPTIONS}):)\((.*)\)\"", r'\1 _twinserve_name \2"', script)
+    return script.replace("complete -F", "complete -o default -F")
 
 
 @contextmanager
-def _names(files_too: bool) -> Iterator[None]:
-    """Options that take a name have all names as choices. files_too: the shell completes files,
-    too, so that names of traces do not hide them."""
+def _names() -> Iterator[None]:
+    """Options that take a name have all names as choices."""
     from cyclopts.argument import Argument
 
     from twinserve.policies.registry import ledger_names, policy_names
@@ -49,7 +62,7 @@ def _names(files_too: bool) -> Iterator[None]:
         "--kv": ledger_names(),
         "--router": router_names(),
         "--profile": list_profiles(),
-        "--trace": list(BY_NAME) if files_too else [],
+        "--trace": list(BY_NAME),
     }
     of_type = Argument.get_choices
 

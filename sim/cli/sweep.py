@@ -225,7 +225,8 @@ def _write(
         output.print_notices(frame)
         if base is not None:
             shown = [n for n in dict.fromkeys([*output.COLUMNS, *names]) if n in frame]
-            compared = differences(frame, axes, base, shown)
+            own = output.own_names(found.runs)
+            compared = differences(frame, axes, (base[0], own.get(base[1], base[1])), shown)
             write_atomically(out / "differences.csv", compared.to_csv(index=False).encode())
             output.print_differences(compared, axes)
         chosen, drawn = x or draw.choose_x(table, axes), draw.choose_y(table, names)

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinserve.errors import worded
+from twinserve.own_code import label
+from twinserve.policies.registry import POLICIES
 from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import Profile, load_profile
 from twinserve.profiles.specs import ProfileError
+from twinserve.sim.fleet.routers.registry import ROUTERS
 from twinserve.sim.plan.prices import Prices
 from twinserve.sim.plan.trial import SOURCES
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -38,6 +41,11 @@ class Candidate:
     @property
     def label(self) -> str:
         return f"{self.gpu} tp{self.tp} {self.policy} {self.router}"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Policy and router; of a file, by the names of their classes."""
+        return {"policy": label(POLICIES, self.policy), "router": label(ROUTERS, self.router)}
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,7 @@ def _row(row: Row, plan: Plan) -> dict[str, Any]:
     return {
         "gpu": candidate.gpu,
         "tp": candidate.tp,
-        "policy": candidate.policy,
-        "router": candidate.router,
+        **candidate.names,
         "status": row.status,
         "reason": row.reason,
         "at_least_replicas": row.at_least,
@@ -119,8 +118,7 @@ def _day(day: Day) -> dict[str, Any]:
     return {
         "gpu": day.candidate.gpu,
         "tp": day.candidate.tp,
-        "policy": day.candidate.policy,
-        "router": day.candidate.router,
+        **day.candidate.names,
         "replicas": day.replicas,
         "holds": day.holds,
         "profile": day.profile,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from twinserve.own_code import label
+from twinserve.policies.registry import POLICIES
 from twinserve.sim.plan.candidates import Candidate
 
 BASELINE = "vllm"
@@ -120,4 +122,4 @@ def savings(policies: Sequence[str], found: Sequence[Needed], pool: int) -> tupl
 
     theirs = first(BASELINE)
     others = [policy for policy in policies if policy != BASELINE]
-    return tuple(Saving(policy, first(policy), theirs, pool) for policy in others)
+    return tuple(Saving(label(POLICIES, policy), first(policy), theirs, pool) for policy in others)

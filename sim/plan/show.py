@@ -213,8 +213,8 @@ def day_lines(plan: Plan) -> list[str]:
 def named(candidate: Candidate, plan: Plan) -> str:
     """GPU and ranks; policy and router where the plan has several."""
     parts = [candidate.gpu, f"tp{candidate.tp}"]
-    parts += [candidate.policy] if len(plan.question.policies) > 1 else []
-    parts += [candidate.router] if len(plan.question.routers) > 1 else []
+    several = {"policy": plan.question.policies, "router": plan.question.routers}
+    parts += [name for kind, name in candidate.names.items() if len(several[kind]) > 1]
     return " ".join(parts)
 
 

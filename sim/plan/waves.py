@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from twinserve.errors import TwinserveError
+from twinserve.own_code import fault
 from twinserve.sim.plan.trial import run_trial
 from twinserve.sim.setup.config import SettingsError
 
@@ -109,7 +111,7 @@ def drive_all(
                 if task.over:
                     continue
                 asked = task.next_trial if isinstance(task.next_trial, list) else [task.next_trial]
-                wave = [workers.submit(work or run_trial, spec) for spec in asked]
+                wave = [workers.submit(_tried, work or run_trial, spec) for spec in asked]
                 running |= dict.fromkeys(wave, (task, wave))
             if not running:
                 return [task.found for task in tasks], done
@@ -123,6 +125,16 @@ def drive_all(
                 task._advance([one.result() for one in wave] if several else trial)
                 waiting.appendleft(task)  # what is under way first: searches are long chains
             report(done, sum(not task.over for task in tasks))
+
+
+def _tried(work: Callable[[Any], Any], spec: Any) -> Any:
+    """In a worker, whose frames do not come back: an error in a user's own code as its line."""
+    try:
+        return work(spec)
+    except Exception as error:
+        if isinstance(error, TwinserveError) or (line := fault(error)) is None:
+            raise
+        raise SettingsError(line) from error
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from twinserve.sim.report.over import (
     over,
     values,
     with_digits,
-    with_own_names,
 )
 from twinserve.sim.report.page import (
     Block,
@@ -86,7 +85,6 @@ def sweep_part(found: Found) -> Part:
         blocks.append(note("No run of this sweep has completed."))
     else:
         axes = _checked(means, found.folder / "table.csv")
-        means = with_own_names(means)
         blocks.append(paragraph(_repeated(document, len(means), len(seeds))))
         if _COPIES in means and means[_COPIES].any():
             blocks.append(

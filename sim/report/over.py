@@ -4,7 +4,6 @@ intervals over seeds, bands for error bars of the step times. Pages and plot fil
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,16 +63,6 @@ def with_digits(mean: float, half: float, digits: int = 3) -> str:
     return f"{mean:,.{decimals}f} ± {half:,.{decimals}f}"
 
 
-def with_own_names(table: pd.DataFrame) -> pd.DataFrame:
-    """Policies and routers of files by their classes, `Mine:chunk=64`, where these differ."""
-    found = table.copy(deep=False)
-    for name in {"policy", "router"} & set(table):
-        short = table[name].map(lambda text: re.sub(r"^.+\.py:(?=[^:]+)", "", text_of(text)))
-        if short.nunique() == table[name].nunique():
-            found[name] = short
-    return found
-
-
 def values(table: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
     """(mean, half width) of each combination; the latter 0 where one seed says nothing of it."""
     if name not in table or f"{name}{CI}" not in table:
@@ -86,7 +75,6 @@ def over(
     table: pd.DataFrame, axes: Sequence[str], x: str, name: str, along: str | None = None
 ) -> Chart:
     """A number over a setting; or over another number of `table`, in lines along a setting."""
-    table = with_own_names(table)
     title, unit = label(name)
     lines = names_of(table, told_by(table, [one for one in axes if one not in (x, along)]))
     whole = names_of(table, axes)

@@ -28,7 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 from twinserve.errors import worded
-from twinserve.sim.report.over import with_digits, with_own_names
+from twinserve.own_code import label
+from twinserve.policies.registry import POLICIES
+from twinserve.sim.fleet.routers.registry import ROUTERS
+from twinserve.sim.report.over import with_digits
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.paths import text_of
@@ -67,8 +70,9 @@ def axes_of(runs: Sequence[Run]) -> list[str]:
 
 def runs_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.DataFrame:
     """runs.parquet: a row for each run that completed, in the order of the runs."""
+    own = own_names([run for run, _ in results])
     rows = [
-        {**_axis_values(run, axes), **_copy(run), **row}
+        {**_axis_values(run, axes, own), **_copy(run), **row}
         for run, kept in results
         for row in kept.rows
     ]
@@ -77,8 +81,9 @@ def runs_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.D
 
 def failures_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.DataFrame:
     """failures.csv, in the order of the runs."""
+    own = own_names([run for run, _ in results])
     rows = [
-        {**_axis_values(run, axes), **_copy(run), "error": kept.failed}
+        {**_axis_values(run, axes, own), **_copy(run), "error": kept.failed}
         for run, kept in results
         if kept.failed is not None
     ]
@@ -90,11 +95,25 @@ def _copy(run: Run) -> dict[str, Any]:
     return {name: value if name == "seed" else text_of(value) for name, value in run.copy.items()}
 
 
-def _axis_values(run: Run, axes: Sequence[str]) -> dict[str, Any]:
+def own_names(runs: Sequence[Run]) -> dict[str, str]:
+    """Policies and routers of files: what was given -> the name that its class has. Nothing of a
+    kind of which two would have the same."""
+    found = {}
+    for kind, names in (("policy", POLICIES), ("router", ROUTERS)):
+        texts = {text_of(getattr(run.config, kind)) for run in runs}
+        labels = {text: label(names, text) for text in texts if ".py:" in text}
+        if len({*labels.values(), *(texts - labels.keys())}) == len(texts):
+            found |= labels
+    return found
+
+
+def _axis_values(run: Run, axes: Sequence[str], own: Mapping[str, str]) -> dict[str, Any]:
     """What any combination names, of this run: numbers as they are, the rest as flags have it."""
 
     def plain(value: Any) -> Any:
-        return value if value is None or type(value) in (bool, int, float) else text_of(value)
+        if value is None or type(value) in (bool, int, float):
+            return value
+        return own.get(text_of(value), text_of(value))
 
     return {name: plain(_value(run, name)) for name in axes}
 
@@ -240,7 +259,6 @@ def print_seed_table(
         console.width = max(console.width, _WIDEST)
     known = {name: head for name, head in COLUMNS.items() if name in table}
     known |= {name: name for name in values if name in table and name not in known}
-    table = with_own_names(table)
     axes = [name for name in axes if table[name].nunique(dropna=False) > 1] or axes
     printed = Table(box=None, pad_edge=False)
     for name in axes:

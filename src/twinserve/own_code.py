@@ -122,6 +122,19 @@ def class_in_file(names: Names, file: str, wanted: str) -> type[Any]:
     return found
 
 
+def label(names: Names, text: str) -> str:
+    """Return `mine:chunk=64` for `file.py:Mine:chunk=64`, with the class's own name; any other text
+    as it is."""
+    found = WITH_OPTIONS.fullmatch(text)
+    if found is None or text.partition(":")[0] in names.all():
+        return text
+    try:
+        own = class_in_file(names, found["file"], found["cls"] or "")
+    except RegistryError:  # told where it is run
+        return text
+    return f"{own.name}{found['colon'] or ''}"
+
+
 def _module(kind: str, file: str) -> ModuleType:
     """What is in `file`, run once in this process as long as it stays as it is."""
     path = Path(file).expanduser().absolute()

@@ -13,6 +13,9 @@ from twinserve.sim.cli import main as cli
 from twinserve.sim.fleet.routers.base import PerRequest
 from twinserve.sim.fleet.routers.plain import LeastRequests
 from twinserve.sim.setup.audit import AuditError, check_reader, check_router
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.sweep.combinations import Run
+from twinserve.sim.sweep.output import own_names
 from twinserve.traces.load import load_trace
 from twinserve.traces.readers.formats import read_measurement
 from twinserve.traces.workload import WorkloadError
@@ -175,3 +178,13 @@ def test_readers_are_checked_with_damaged_files(folder):
         check_reader("own.py:Careless", "log.jsonl")
     with pytest.raises(AuditError, match="own.py:Gateway, own.py as it is: own.py: no gateway's"):
         check_reader("own.py:Gateway", "own.py")
+
+
+def test_sweeps_say_the_names_of_classes_unless_two_are_alike(folder):
+    for name in ("a", "b"):
+        (folder / f"{name}.py").write_text(POLICY.format(line="pass"))
+    both = [
+        Run({}, SimulationConfig(policy=(f"{name}.py:Mine:kv=paged",)), "") for name in ("a", "b")
+    ]
+    assert own_names(both[:1]) == {"a.py:Mine:kv=paged": "mine:kv=paged"}
+    assert own_names(both) == {}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
 from tests.examples import examples
-from twinserve.sim.report.over import with_digits, with_own_names
+from twinserve.sim.report.over import with_digits
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.draw import choose_x, choose_y, parse_plot
 from twinserve.sim.sweep.plots import plot, write_plots
@@ -105,13 +105,6 @@ def test_numbers_have_the_digits_of_their_intervals():
     assert with_digits(1.0, 0.0) == "1 ± 0" and with_digits(12345.6, np.nan) == "12,346"
     assert with_digits(21.6012, 0.00704) == "21.6012 ± 0.0070"
     assert with_digits(np.nan, 1.0) == "-"
-
-
-def test_policies_of_files_have_their_own_names_where_these_differ():
-    table = pd.DataFrame({"policy": ["a/m.py:Mine:chunk=4", "vllm"], "load": [1, 2]})
-    assert with_own_names(table)["policy"].tolist() == ["Mine:chunk=4", "vllm"]
-    same = pd.DataFrame({"policy": ["a/m.py:Mine", "b/m.py:Mine"]})
-    assert with_own_names(same)["policy"].tolist() == same["policy"].tolist()
 
 
 @pytest.mark.parametrize("names", [["_m:Ed", "vllm"], ["", "_hidden", "b$x_1$"]])

@@ -278,6 +278,8 @@ def test_scripts_for_other_shells_have_every_verb_and_parse(shell, capsys, tmp_p
     assert not end.value.code
     text = capsys.readouterr().out
     assert all(verb in text for verb in cli.VERBS) and "max-num-seqs" in text
+    beside = "azure-2023" in text and ("-l trace -r -F -a" in text or ":trace: _twinserve" in text)
+    assert beside  # files: a trace may be one
     if shutil.which(shell):
         file = tmp_path / "script"
         file.write_text(text)
