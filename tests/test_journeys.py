@@ -33,13 +33,17 @@ def test_the_answers_are_those_of_the_session(name, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     folder = shutil.copytree(FOLDER / name, tmp_path / name)
     for command, shown in steps(name):
-        code, said = test_guide.run(command, folder)
-        assert (code != 0) == shown.startswith("error:"), said
-        printed = iter(comparable(said))
-        missing = [line for line in comparable(shown) if line != "..." and line not in printed]
-        assert not missing, f"{command}\nlacks, in this order, {missing}:\n{said}"
-        if "--json" in command or shown.startswith("error:"):
-            assert len(shown.strip().splitlines()) == len(said.strip().splitlines())
+        check(command, shown, *test_guide.run(command, folder))
+
+
+def check(command: str, shown: str, code: int, said: str) -> None:
+    """Whether what the command says has the lines of the session."""
+    assert (code != 0) == shown.startswith("error:"), said
+    printed = iter(comparable(said))
+    missing = [line for line in comparable(shown) if line != "..." and line not in printed]
+    assert not missing, f"{command}\nlacks, in this order, {missing}:\n{said}"
+    if "--json" in command or shown.startswith("error:"):
+        assert len(shown.strip().splitlines()) == len(said.strip().splitlines())
 
 
 def test_sessions_show_answers():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import test_guide, test_readme, test_sweep_page, test_tutorial
+from tests import test_guide, test_journeys, test_readme, test_sweep_page, test_tutorial
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _, *_SECTIONS = re.split(r"^## For an? ", (DOCS / "tutorial.md").read_text("utf-8"), flags=re.M)
@@ -138,3 +138,13 @@ def test_a_section_leads_from_nothing_to_its_answer(user, newcomer):
         if os.environ.get("TWINSERVE_TRACES"):  # figures are those of the original traces
             got = test_readme.comparable(said)
             assert [line for line in test_readme.comparable(shown) if line not in got] == [], said
+
+
+@pytest.mark.nightly
+def test_journeys_with_own_files_lead_there_too(newcomer):
+    done = newcomer.run("pip install .")
+    assert done.returncode == 0, done.stderr
+    for name in test_journeys.JOURNEYS:
+        for command, shown in test_journeys.steps(name):
+            done = newcomer.run(f"cd tests/journeys/{name} && COLUMNS=200 {command} 2>&1")
+            test_journeys.check(command, shown, done.returncode, done.stdout)

@@ -37,10 +37,14 @@ USERS = Page(
     "are used. `import twinserve as ts` has them all.",
     (
         Section(
-            "Calls", "twinserve", ("simulate", "sweep", "plan", "limit", "compare", "read_runs")
+            "Calls",
+            "twinserve",
+            ("simulate", "sweep", "plan", "limit", "compare", "check", "read_runs"),
         ),
         Section(
-            "Results", "twinserve", ("Run", "Runs", "Sweep", "Plan", "Limits", "Comparison", "Plot")
+            "Results",
+            "twinserve",
+            ("Run", "Runs", "Sweep", "Plan", "Limits", "Comparison", "Check", "Plot"),
         ),
         Section("Plots of runs", f"{_API}.plots", ("Plots",)),
         Section("Errors", "twinserve", ("TwinserveError",)),

@@ -9,6 +9,7 @@ import numpy as np
 
 from twinserve.native.chosen import columns
 from twinserve.policies.base import Policy, SystemView
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger, LedgerError
 from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
 from twinserve.policies.requests import Application, ApplicationEnd, End, RequestTable, State
@@ -72,6 +73,8 @@ class EngineCore:
         self._lands_s: dict[int, float] = {}
         self._under_way_rows = _NO_ROWS  # that the step under way computes
         self.fenced: list[int] = []
+        # a plan of a user's own policy is looked at: steps of no token would never end
+        self._own = not type(policy).__module__.startswith("twinserve.")
         self._ends_early = asynchronous and not policy.traits.keeps_ending
         if asynchronous:
             ledger.known_text_only = True
@@ -274,6 +277,12 @@ class EngineCore:
             self._tell_arrivals()
         view = SystemView(now, requests, self.ready_s, self._under_way_rows, self.draining)
         plan = self.policy.plan(view, self.ledger)
+        if self._own and not (np.asarray(plan.tokens) > 0).all():
+            row = plan.rows[np.argmin(plan.tokens)]
+            raise PolicyError(
+                f"policy {self.policy.name!r} at {now:.6f} s: grants request "
+                f"{requests[int(row)].id!r} no token; leave it out of the plan"
+            )
         for row, kind in plan.preempted:
             self.holding -= 1
             if kind is Preemption.RECOMPUTE:

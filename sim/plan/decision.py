@@ -70,7 +70,8 @@ def decision_lines(plan: Plan) -> list[str]:
         money = f": ${usd:,.2f} an hour, about ${month:,.0f} a month"
     failed = plan.question.survive
     further = f", {'one' if failed == 1 else failed} may fail" * bool(failed)
-    further += f", policy {best.row.candidate.names['policy']}" * (len(plan.question.policies) > 1)
+    if len(plan.question.policies) > 1:
+        further += f", policy {best.row.candidate.names['policy']}"
     what = best.named(best.replicas, further)
     lines = [f"Buy {what}{money}; {_range(best)} if step times are off"]
     if best.row is not first.row:

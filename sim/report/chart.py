@@ -17,6 +17,7 @@ MOST_CURVES = 24  # of a chart; more cannot be told apart
 POINTS = 600  # of a curve; more cannot be seen
 
 Kind = Literal["line", "step", "points"]
+_FEW = 6  # points whose names do not cover each other
 _LEAST_SHARE = 0.4  # of the width of an axis, that curves keep beside a mark
 
 
@@ -54,6 +55,7 @@ class Chart:
     share      the y axis is a share, 0 to 1
     log_x, log_y  logarithmic axes; None: where positive numbers span decades
     marks      upright lines: x, and what it is
+    level      a line across: y, and what it is
     ticks      names of x = 0, 1, ...: the axis has no scale
     """
 
@@ -68,6 +70,7 @@ class Chart:
     log_x: bool | None = False
     log_y: bool | None = None
     marks: tuple[tuple[float, str], ...] = field(default=())
+    level: tuple[float, str] | None = None
     ticks: tuple[str, ...] = ()
 
     @property
@@ -76,6 +79,12 @@ class Chart:
         return sum(len(c.x) for c in self.curves if c.kind == "points") <= 400 and all(
             c.kind == "points" for c in self.curves
         )
+
+    @property
+    def named(self) -> bool:
+        """Whether few points have texts that the key does not say."""
+        points = [(c.label, text) for c in self.curves for text in c.about if c.kind == "points"]
+        return len(points) <= _FEW and any(text != label for label, text in points)
 
     @cached_property
     def x_log(self) -> bool:
@@ -153,8 +162,7 @@ def number(value: float) -> str:
     """Six digits at most, as a table and a hovered point show it."""
     if not np.isfinite(value):
         return "-"
-    size = abs(value)
-    return f"{value:,.0f}" if size >= 1e5 and size < 1e15 else f"{value:.6g}"
+    return f"{value:,.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:,.6g}"
 
 
 def thinned_steps(values: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
@@ -188,7 +196,7 @@ def best(pairs: Sequence[tuple[str, float]], unit: str, high: bool = False) -> s
         return "no numbers"
     ordered = sorted(known, key=lambda pair: pair[1], reverse=high)
     (first, top), (last, bottom) = ordered[0], ordered[-1]
-    said = [" ".join([f"{v:,.0f}" if abs(v) >= 1e4 else f"{v:.4g}", unit]) for v in (top, bottom)]
+    said = [" ".join([f"{v:,.0f}" if abs(v) >= 1e3 else f"{v:.4g}", unit]) for v in (top, bottom)]
     if len(known) == 1 or said[0] == said[1]:
         return said[0].strip()
     return f"from {said[0].strip()} ({first}) to {said[1].strip()} ({last})"

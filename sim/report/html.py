@@ -25,6 +25,7 @@ from twinserve.sim.report.over import (
     is_number,
     names_of,
     over,
+    queues,
     values,
     with_digits,
 )
@@ -154,7 +155,7 @@ def _table(means: pd.DataFrame, axes: Sequence[str]) -> Html:
             mean, half = (column[i] for column in columns[name])
             cells.append(with_digits(mean, half or np.nan, 4))
         if verdict in means:
-            cells.append(cell_of(means[verdict].iloc[i]))
+            cells.append(queues(cell_of(means[verdict].iloc[i])))
         rows.append(cells)
     return table(head, rows)
 

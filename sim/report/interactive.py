@@ -35,7 +35,6 @@ def item(chart: Chart, target: str) -> str:
 
 def figure_of(chart: Chart):
     from bokeh.models import (
-        BasicTickFormatter,
         BoxZoomTool,
         Label,
         NumeralTickFormatter,
@@ -75,7 +74,7 @@ def figure_of(chart: Chart):
         (drawn.xaxis, chart.x_log, chart.x_range),
         (drawn.yaxis, chart.y_log, chart.y_range),
     ):
-        axis.formatter = BasicTickFormatter(use_scientific=False)
+        axis.formatter = NumeralTickFormatter(format="0,0.[000000]")
         if log:  # numbers as the picture has them, and no powers of ten
             axis.ticker = log_ticks(*ends)
     if chart.share:
@@ -85,6 +84,13 @@ def figure_of(chart: Chart):
         drawn.xaxis.major_label_overrides = dict(enumerate(map(plain, chart.ticks)))
     for i, curve in enumerate(chart.curves):
         _draw(drawn, curve, width(i, len(chart.curves)))
+    if chart.level is not None:
+        at, text = chart.level
+        line = {"line_dash": "dashed", "line_color": INK}
+        drawn.add_layout(Span(location=at, dimension="width", **line))
+        label = Label(x=4, x_units="screen", y=at, text=plain(text), text_baseline="top")
+        label.update(text_color=INK, text_font_size="12px")
+        drawn.add_layout(label)
     for x, text, side in chart.placed:
         if side == 0:
             line = Span(location=x, dimension="height", line_dash="dashed", line_color=INK)

@@ -14,6 +14,7 @@ from twinserve.sim.report.metric_names import label
 from twinserve.sim.results.paths import text_of
 
 CI = "_ci"  # of a half width: behind its number's name
+QUEUES = {"keeps up": "steady", "saturated": "grows"}  # as simulate says them
 LOW, HIGH = ".low", ".high"  # of a number with an error bar: behind its name
 
 
@@ -61,6 +62,13 @@ def with_digits(mean: float, half: float, digits: int = 3) -> str:
         return f"{with_digits(mean, np.nan, digits)} ± 0"
     decimals = min(max(1 - math.floor(math.log10(half)), 0), 9)
     return f"{mean:,.{decimals}f} ± {half:,.{decimals}f}"
+
+
+def queues(said: str) -> str:
+    """`steady 4, unclear 1` of verdicts on a queue."""
+    for verdict, word in QUEUES.items():
+        said = said.replace(verdict, word)
+    return said
 
 
 def values(table: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:

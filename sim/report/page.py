@@ -43,6 +43,7 @@ th,td{{padding:3px 14px 3px 0;text-align:right;border-bottom:1px solid var(--gri
 th:first-child,td:first-child{{text-align:left}}
 tr.section td{{font-weight:600;padding-top:12px}}
 td.best{{font-weight:600;color:var(--good)}}
+.many{{font-size:13px}}.many th,.many td{{padding-right:9px}}
 .settings td,.settings th{{text-align:left;overflow-wrap:anywhere;min-width:90px}}
 .note{{background:var(--note);padding:6px 10px;border-radius:4px;color:var(--on-note)}}
 pre{{background:var(--soft);padding:10px;font-size:12px;white-space:pre-wrap;
@@ -51,6 +52,11 @@ summary{{cursor:pointer;padding:4px 0}}
 h2,h3{{break-after:avoid}}
 figure,tr,li{{break-inside:avoid}}
 @media (max-width:600px){{body{{margin:12px auto;padding:0 10px}}th,td{{padding-right:10px}}}}
+@media screen and (max-width:600px){{.many thead{{display:none}}.many,.many tbody{{display:block}}
+  .many tr{{display:block;padding:6px 0;border-bottom:2px solid var(--grid)}}
+  .many td{{display:flex;justify-content:space-between;gap:12px;border:0;padding:1px 0}}
+  .many td.none{{display:none}}
+  .many td::before{{content:attr(data-name);color:var(--quiet)}}}}
 @media print{{body{{max-width:none;margin:0;font-size:10pt}}nav,summary,noscript{{display:none}}
   .wide{{overflow:visible}}table{{font-size:7pt}}th,td{{padding-right:5px}}}}
 """.strip()
@@ -100,6 +106,7 @@ draw();
 """.strip()
 
 
+_MANY = 5  # columns
 _FULL, _HOLLOW = "\u25cf\u25a0\u25c6\u25b2\u25bc", "\u25cb\u25a1\u25c7\u25b3\u25bd"  # MARKS
 
 
@@ -150,13 +157,22 @@ def folded(title: str, inside: Iterable[Html]) -> Html:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], kind: str = "") -> Html:
-    """A table that scrolls by itself where it is wider than the screen; cells of any text."""
+    """A table that scrolls by itself where it is wider than the screen; cells of any text. One of
+    many columns is smaller, and on a phone a list with the heads beside the cells."""
     cells = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
+    many = len(head) > _MANY
+    names = [f' data-name="{text(name)}"' * many for name in head]
     body = "\n".join(
-        f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows
+        f"<tr>{''.join(_cell(*pair) for pair in zip(row, names, strict=True))}</tr>" for row in rows
     )
+    kind = kind or "many" * many
     of_kind = f' class="{kind}"' if kind else ""
     return wide(f"<table{of_kind}><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def _cell(content: object, name: str) -> str:
+    empty = ' class="none"' if name and content == "-" else ""
+    return f"<td{name}{empty}>{text(content)}</td>"
 
 
 def wide(inside: str) -> Html:

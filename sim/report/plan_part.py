@@ -86,6 +86,7 @@ _DAY = Shape(
     },
     null=True,
 )
+_OBJECTIVE = {"metric": _TEXT, "statistic": _TEXT}
 _NUMBERS = Shape("list", rest=_NUMBER)
 _PEAK = Shape(
     "object",
@@ -104,6 +105,7 @@ SHAPE = Shape(
         "decision": Shape("object", needed={"lines": Shape("list", rest=_TEXT)}, null=True),
         "prices": Shape("object", rest=Shape("object")),
         "peaks": Shape("list", rest=_PEAK),
+        "objectives": Shape("list", rest=Shape("object", needed=_OBJECTIVE)),
         "day": _DAY,
         "closer": _CLOSER,
         "warnings": Shape("list", rest=_TEXT),
@@ -171,7 +173,7 @@ def _load(document: Mapping) -> Iterator[Chart]:
             at, rate = np.array(load["at_s"]), np.array(load["tokens_per_s"])
             grow = document["question"].get("grow", 1.0)
             begin = peak["window_s"][0] + peak["judged_since_s"] * grow
-            marks = ((begin, "peak begins"), (peak["window_s"][1], "peak ends"))
+            marks = ((begin, "the judged peak"), (peak["window_s"][1], ""))
             yield Chart(
                 "plan-load",
                 f"Load over time, {peak['trace']}",
@@ -279,7 +281,7 @@ def plan_charts(document: Mapping) -> Iterator[Chart]:
             share=True,
             what="row",
         )
-    yield from _kept(rows, costs, axis, names)
+    yield from _kept(rows, costs, axis, names, document.get("objectives", ()))
     yield from _memory(rows, names)
 
 
@@ -288,7 +290,10 @@ def _least_slack(sized: Mapping) -> float:
     return min(known, default=float("nan"))
 
 
-def _kept(rows, costs: np.ndarray, axis: str, names: Sequence[str]) -> Iterator[Chart]:
+def _kept(
+    rows, costs: np.ndarray, axis: str, names: Sequence[str], asked: Sequence[Mapping]
+) -> Iterator[Chart]:
+    bounds = {one["metric"]: one["statistic"] for one in asked}
     for metric in dict.fromkeys(m for row in rows for m in _attained(row["sized"])):
         curves = []
         for colour, answer in enumerate(_ANSWERS):
@@ -315,7 +320,14 @@ def _kept(rows, costs: np.ndarray, axis: str, names: Sequence[str]) -> Iterator[
             f"Share of the peak's requests that keep {name}, a point a row: "
             f"{best(labelled, '%', high=True)}. Bars are 95 % intervals.",
             share=True,
+            level=_level(bounds.get(metric, "mean")),
         )
+
+
+def _level(statistic: str) -> tuple[float, str] | None:
+    """The share that an objective on a percentile asks for."""
+    share = statistic.removeprefix("p")
+    return None if share == statistic else (float(share) / 100, f"asked: {share} %")
 
 
 def _memory(rows, names: Sequence[str]) -> Iterator[Chart]:

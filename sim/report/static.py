@@ -117,20 +117,34 @@ def drawn(chart: Chart, size: str = "one") -> Figure:
     """The chart as a figure of its own, with the text of each point beside it. Of a line what is
     said of each point is left out: it has too many."""
     figure = panels([chart], size=size)
-    small = SIZES[size].text - 2.5
+    if size == "one":
+        _name_points(figure.axes[0], chart, GREY)
+    return figure
+
+
+def _name_points(ax: Axes, chart: Chart, ink: str) -> None:
+    """Beside each point its text, on the side that has room; of a line what is said of each point
+    is left out: it has too many."""
     for curve in chart.curves:
-        if curve.kind == "points" and size == "one":
+        if curve.kind == "points":
             for x, y, text in zip(curve.x, curve.y, curve.about, strict=False):
-                figure.axes[0].annotate(
+                right = _place(ax, x) > 0.7
+                ax.annotate(
                     plain(text),
                     (x, y),
-                    (5, 5),
+                    (-6 if right else 6, -4),
                     textcoords="offset points",
-                    fontsize=small,
-                    color=GREY,
+                    ha="right" if right else "left",
+                    va="top",
+                    fontsize="x-small",
+                    color=ink,
                     parse_math=False,
                 )
-    return figure
+
+
+def _place(ax: Axes, x: float) -> float:
+    """Of x along its axis, 0 to 1."""
+    return ax.transLimits.transform(ax.transScale.transform((x, 1.0)))[0]
 
 
 def picture(chart: Chart) -> bytes:
@@ -157,7 +171,10 @@ def svg(chart: Chart, name: str) -> str:
     with matplotlib.rc_context(style(_INK, _GRID, 10.0) | {"svg.hashsalt": name}):
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")
         FigureCanvasSVG(figure)
-        _panel(figure.subplots(), chart)
+        ax = figure.subplots()
+        _panel(ax, chart)
+        if chart.named:
+            _name_points(ax, chart, _INK)
         sink = io.StringIO()
         figure.savefig(sink, format="svg", transparent=True, metadata={"Date": None})
     return _inline(sink.getvalue(), name)
@@ -184,6 +201,12 @@ def _panel(ax: Axes, chart: Chart) -> None:
     ax.set_ylim(*chart.y_range)
     for at, text, side in chart.placed:
         _mark(ax, at, plain(text), side)
+    if chart.level is not None:
+        at, text = chart.level
+        ink = matplotlib.rcParams["axes.labelcolor"]
+        ax.axhline(at, color=ink, linewidth=1, linestyle=(0, (4, 3)))
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        ax.annotate(text, (0, at), (4, -3), va="top", fontsize="small", color=ink, **place)
     ax.set_xlabel(plain(chart.x))
     ax.set_ylabel(plain(chart.y))
 
@@ -220,8 +243,7 @@ def _mark(ax: Axes, at: float, text: str, side: int) -> None:
     ink = matplotlib.rcParams["axes.labelcolor"]
     if side == 0:
         ax.axvline(at, color=ink, linewidth=1, linestyle=(0, (4, 3)))
-    place = ax.transLimits.transform(ax.transScale.transform((at, 1.0)))[0]
-    right = place > 0.7 if side == 0 else side > 0
+    right = _place(ax, at) > 0.7 if side == 0 else side > 0
     ax.annotate(
         text,
         (at if side == 0 else float(side > 0), 0.03),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
 from twinserve.formats import parse_json
 from twinserve.own_code import file_sha256
@@ -119,23 +120,28 @@ def from_file(file: Path, given: Container[str] = ()) -> dict:
     if "fleet" not in given and "replicas" not in given:
         check_pool_files(stored)
         check_prefill_router_file(stored)
+    if "format" not in given and "trace" not in given:
+        check_reader_file(stored)
     return settings
+
+
+def _told(run: dict, part: str, name: str) -> Any:
+    """None where a run.json does not have it."""
+    found = run.get(part)
+    return found.get(name) if isinstance(found, dict) else None
 
 
 def check_policy_file(run: dict) -> None:
     """Raises SettingsError where the run described by run.json had its policy from a file that has
     changed since; RegistryError where it is gone."""
-    policy = run.get("policy")
-    then = policy.get("file_sha256") if isinstance(policy, dict) else None
-    if then is not None:
+    if then := _told(run, "policy", "file_sha256"):
         text = run["config"]["policy"][0]
         _same_file("policy", text, then, file_sha256(parse_policy(text).policy))
 
 
 def check_pool_files(run: dict) -> None:
     """The same of the policies of its fleet file's pools."""
-    fleet = run.get("fleet")
-    pools = fleet.get("pools") if isinstance(fleet, dict) else None
+    pools = _told(run, "fleet", "pools")
     for pool in pools if isinstance(pools, list) else []:
         then = pool.get("policy_file_sha256") if isinstance(pool, dict) else None
         if then is not None:
@@ -145,23 +151,28 @@ def check_pool_files(run: dict) -> None:
 
 def check_router_file(run: dict) -> None:
     """The same of its router."""
-    fleet = run.get("fleet")
-    then = fleet.get("router_file_sha256") if isinstance(fleet, dict) else None
-    if then is not None:
+    if then := _told(run, "fleet", "router_file_sha256"):
         text = run["config"]["router"]
         _same_file("router", text, then, file_sha256(parse_router(text).router))
 
 
 def check_prefill_router_file(run: dict) -> None:
     """The same of the router of its fleet file's prefill replicas, where that is another one."""
-    fleet = run.get("fleet")
-    then = fleet.get("prefill_router_file_sha256") if isinstance(fleet, dict) else None
-    if then is not None:
+    if then := _told(run, "fleet", "prefill_router_file_sha256"):
         from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
 
         text = read_fleet(run["config"]["fleet"]).settings.prefill_router
         if text is not None:
             _same_file("router", text, then, file_sha256(parse_router(text).router), "fleet")
+
+
+def check_reader_file(run: dict) -> None:
+    """The same of the reader of its trace."""
+    if then := _told(run, "trace", "reader_file_sha256"):
+        from twinserve.traces.readers.options import reader_sha256  # few runs need it
+
+        text = run["config"]["format"]
+        _same_file("format", text, then, reader_sha256(text))
 
 
 def _same_file(kind: str, text: str, then: str, now: str | None, flag: str = "") -> None:

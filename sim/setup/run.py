@@ -50,6 +50,7 @@ from twinserve.sim.setup.replicas import (
     kinds,
     make_policy,
 )
+from twinserve.traces.readers.options import reader_sha256
 from twinserve.traces.workload import Workload, WorkloadError
 
 PLAIN = MetricsOptions()
@@ -412,6 +413,7 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
     hardware, workload = inputs.hardware, inputs.workload
     policy, ledger = engine.core.policy, engine.core.ledger
     digest = file_sha256(spec.policy)  # of `config`: a pool may have another policy
+    reader = reader_sha256(inputs.config.format)
     return {
         "label": spec.label,
         "policy": {
@@ -429,6 +431,7 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
         "limits": asdict(hardware.limits),
         "trace": {
             **asdict(workload.provenance),
+            **({"reader_file_sha256": reader} if reader else {}),
             "requests": len(workload),
             "pool": None if workload.pool is None else asdict(workload.pool),
         },

@@ -31,7 +31,7 @@ from twinserve.errors import worded
 from twinserve.own_code import label
 from twinserve.policies.registry import POLICIES
 from twinserve.sim.fleet.routers.registry import ROUTERS
-from twinserve.sim.report.over import with_digits
+from twinserve.sim.report.over import queues, with_digits
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.paths import text_of
@@ -52,7 +52,6 @@ COLUMNS = {
     "output_throughput": "tok/s",
 }
 VERDICT = "classes.rt.saturation.verdict"  # of each run; shown as `queue`, as simulate does
-_QUEUES = {"keeps up": "steady", "saturated": "grows"}
 _MOST_NOTICES = 8
 COPIES = "same_requests"  # column of table.csv
 COPIED = (
@@ -275,10 +274,7 @@ def print_seed_table(
                 with_digits(row[name], row[f"{name}_ci"]) + _bar(row, name) if there else "-"
             )
         if VERDICT in table:
-            said = row[VERDICT] if pd.notna(row[VERDICT]) else "-"
-            for verdict, word in _QUEUES.items():
-                said = said.replace(verdict, word)
-            cells.append(said)
+            cells.append(queues(row[VERDICT]) if pd.notna(row[VERDICT]) else "-")
         printed.add_row(*cells)
     console.print(printed)
     if any(name.endswith(LOW) for name in table):

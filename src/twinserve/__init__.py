@@ -20,6 +20,7 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from twinserve.errors import TwinserveError
+    from twinserve.sim.api.checks import Check, check
     from twinserve.sim.api.comparisons import Comparison, compare
     from twinserve.sim.api.limits import Limits, limit
     from twinserve.sim.api.plans import Plan, plan
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from twinserve.sim.api.sweeps import Sweep, sweep
 
 __all__ = [
+    "Check",
     "Comparison",
     "Limits",
     "Plan",
@@ -36,6 +38,7 @@ __all__ = [
     "Runs",
     "Sweep",
     "TwinserveError",
+    "check",
     "compare",
     "limit",
     "plan",
@@ -59,6 +62,7 @@ if _lost:
 # Where a name is: it is loaded when it is asked for, since commands start without most of it.
 _PLACES = {
     "errors": ("TwinserveError",),
+    "sim.api.checks": ("Check", "check"),
     "sim.api.comparisons": ("Comparison", "compare"),
     "sim.api.limits": ("Limits", "limit"),
     "sim.api.plans": ("Plan", "plan"),

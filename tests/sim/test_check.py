@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 
+import twinserve as ts
 from tests.sim.benched import bench
 from tests.sim.test_serving_fit import AS_IT_IS, PROFILE, SLOWER, load, served_by
 from twinserve.sim.cli.main import BAD_INPUT, main
@@ -61,6 +62,9 @@ def test_one_sentence_says_whether_to_believe_it(at, error, says, file, capsys, 
     code, said = check(capsys, file, "--profile", PROFILE, "--at", at)
     assert code == 0 and re.search(says, said.splitlines()[0])
     assert f"at {float(at.removesuffix('x')):g}x" in said.splitlines()[2]
+    found = ts.check(file, profile=PROFILE, at=at)
+    assert str(found).split() == said.split() and found.verdict == said.splitlines()[0]
+    assert (found.table.low <= found.table.predicted).all()
 
 
 @pytest.mark.slow

@@ -72,6 +72,25 @@ def test_a_policy_that_fails_is_one_line(line, says, folder, capsys):
     assert shown.endswith(" (--traceback shows how it was called)\n") and shown.count("\n") == 1
 
 
+def test_a_policy_that_grants_no_token_is_stopped(folder, capsys):
+    """Its steps would never end."""
+    lines = "plan = super().plan(view, ledger); plan.tokens = plan.tokens * 0; return plan"
+    (folder / "mine.py").write_text(POLICY.format(line=lines))
+    code, shown = said(capsys, "simulate", "-p", "mine.py:Mine", *SMALL)
+    assert code == cli.BAD_INPUT and shown.count("\n") == 1
+    assert re.match(r"error: policy 'mine' at 0\.\d+ s: grants request '\w+' no token", shown)
+
+
+def test_a_run_with_a_changed_reader_is_refused(folder, capsys):
+    words = ("-t", "log.jsonl", "--format", "own.py:Gateway")
+    assert said(capsys, "simulate", *words, "--out", "run", "-q")[0] == 0
+    assert said(capsys, "simulate", "--config", "run/run.json", "-q")[0] == 0
+    (folder / "own.py").write_text(f"{READER}\n# changed")
+    code, shown = said(capsys, "simulate", "--config", "run/run.json")
+    assert code == cli.BAD_INPUT and shown.startswith("error: format own.py:Gateway: its file is")
+    assert said(capsys, "simulate", "--config", "run/run.json", *words[2:], "-q")[0] == 0
+
+
 def test_frames_are_shown_when_they_are_asked_for(folder, capsys):
     (folder / "mine.py").write_text(POLICY.format(line="view.now_s"))
     with pytest.raises(AttributeError):

@@ -140,6 +140,8 @@ def test_the_page_fits_its_width_loads_nothing_and_complains_of_nothing(window, 
     window.errors()
     window.open(page, width)
     assert window.run("return document.documentElement.scrollWidth") <= width
+    many = "return [...document.querySelectorAll('table.many')].map(t => t.scrollWidth)"
+    assert 0 < max(window.run(many)) <= width  # they wrap, or are lists on a phone
     assert window.run("return performance.getEntriesByType('resource').length") == 0
     assert [m for m in window.errors() if "[bokeh" not in m] == []
     charts = window.run(

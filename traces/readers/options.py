@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from twinserve.own_code import IN_FILE, Names, class_in_file
+from twinserve.own_code import IN_FILE, Names, class_in_file, file_sha256
 from twinserve.traces.measurement import Measurement
 from twinserve.traces.workload import Workload
 
@@ -65,3 +65,11 @@ def own_reader(format: str | type[TraceReader]) -> TraceReader | None:
     if given := IN_FILE.fullmatch(format):
         return class_in_file(OWN_READERS, given["file"], given["cls"] or "")()
     return None
+
+
+def reader_sha256(format: str | None) -> str | None:
+    """Of the file that the reader `FILE.py:Class` is from; None for one from elsewhere."""
+    if format is None or not IN_FILE.fullmatch(format):
+        return None
+    reader = own_reader(format)
+    return None if reader is None else file_sha256(type(reader))
