@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from twinserve.sim.api.html import text_html
+from twinserve.sim.api.html import Printed
 from twinserve.sim.api.settings import check_names, in_pythons_words, several
 from twinserve.sim.twin.predicted import Prediction, predict
 
@@ -18,7 +18,7 @@ _SERVER = ("num_blocks", "block_tokens", "max_num_seqs", "max_num_batched_tokens
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Check:
+class Check(Printed):
     """A prediction with its range, and whether to believe it."""
 
     found: Prediction
@@ -44,9 +44,6 @@ class Check:
 
     def __str__(self) -> str:
         return "\n".join([self.verdict, "", *self.found.lines()]).rstrip()
-
-    def _repr_html_(self) -> str:
-        return text_html(str(self).splitlines())
 
 
 @in_pythons_words

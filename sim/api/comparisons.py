@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from twinserve.sim.api.html import text_html
+from twinserve.sim.api.html import Printed
 from twinserve.sim.api.runs import Run, Runs, read_runs
 from twinserve.sim.api.settings import in_pythons_words, several
 from twinserve.sim.results.files import RunResult
@@ -23,7 +23,7 @@ from twinserve.traces.readers.options import ReadOptions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
+class Comparison(Printed):
     """Metric by metric, by class, and where the two sides part (docs/metrics.md)."""
 
     found: Found
@@ -56,9 +56,6 @@ class Comparison:
 
     def __str__(self) -> str:
         return "\n".join(lines(self.found))
-
-    def _repr_html_(self) -> str:
-        return text_html(str(self).splitlines())
 
 
 @in_pythons_words

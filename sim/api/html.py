@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
-from twinserve.sim.report.table import table_rows
+from rich.console import Console
+
+from twinserve.sim.report.table import table_rows, text_console
 from twinserve.sim.results.files import RunResult
 
 _LEFT, _RIGHT = 'style="text-align:left"', 'style="text-align:right"'
@@ -36,3 +40,17 @@ def notes_html(notices: Iterable[str]) -> str:
 def text_html(lines: Sequence[str]) -> str:
     """Lines of a terminal, as they are."""
     return f'<pre style="white-space:pre;overflow-x:auto">{escape(chr(10).join(lines))}</pre>'
+
+
+class Printed:
+    """What a notebook shows as it is printed."""
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self).splitlines())
+
+
+def printed(show: Callable[[Console], None], **given: Any) -> str:
+    """What `show` prints on a console without colours."""
+    sink = io.StringIO()
+    show(text_console(sink, **given))
+    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Unpack
 
 import pandas as pd
 
-from twinserve.sim.api.html import text_html
+from twinserve.sim.api.html import Printed, printed
 from twinserve.sim.api.plots import Plot
 from twinserve.sim.api.settings import Settings, check_names, config_of, in_pythons_words
 from twinserve.sim.api.sweeps import sources_of
@@ -21,7 +20,6 @@ from twinserve.sim.plan.limit_show import described, print_limits
 from twinserve.sim.plan.waves import WAVE
 from twinserve.sim.report.limit_part import limit_charts
 from twinserve.sim.report.static import drawn
-from twinserve.sim.report.table import text_console
 from twinserve.sim.results.files import plain
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep import combinations as of
@@ -30,7 +28,7 @@ from twinserve.sim.sweep.repeats import Repeat
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Limits:
+class Limits(Printed):
     """What each server keeps. `document` is limit.json (docs/plan.md)."""
 
     found: Found
@@ -68,12 +66,7 @@ class Limits:
         return f"<Limits {', '.join(ends)}>"
 
     def __str__(self) -> str:
-        sink = io.StringIO()
-        print_limits(self.found, text_console(sink, soft_wrap=True, highlight=False))
-        return "\n".join(line.rstrip() for line in sink.getvalue().splitlines())
-
-    def _repr_html_(self) -> str:
-        return text_html(str(self).splitlines())
+        return printed(partial(print_limits, self.found), soft_wrap=True, highlight=False)
 
 
 @in_pythons_words

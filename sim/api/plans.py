@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Unpack
 
 import pandas as pd
 
-from twinserve.sim.api.html import text_html
+from twinserve.sim.api.html import Printed, printed
 from twinserve.sim.api.plots import Plot
 from twinserve.sim.api.settings import EngineSettings, check_names, in_pythons_words, several
 from twinserve.sim.plan.candidates import GPUS, TP
@@ -26,7 +25,6 @@ from twinserve.sim.plan.show import print_plan
 from twinserve.sim.plan.waves import WAVE
 from twinserve.sim.report.plan_part import plan_charts
 from twinserve.sim.report.static import drawn
-from twinserve.sim.report.table import text_console
 from twinserve.sim.results.files import plain
 from twinserve.sim.setup.config import DEFAULT_ROUTER, SettingsError
 from twinserve.sim.sweep.executors import at_work, check_count, local
@@ -38,7 +36,7 @@ _SHOWN = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class Plan(Printed):
     """Candidates, the cheapest that is enough first. `document` is plan.json (docs/plan.md)."""
 
     found: Found
@@ -80,12 +78,8 @@ class Plan:
         return f"<Plan for {self.found.question.model}: {size}{money}, {best['sized']['answer']}>"
 
     def __str__(self) -> str:
-        sink = io.StringIO()
-        print_plan(self.found, self.prices, text_console(sink, soft_wrap=True, highlight=False))
-        return "\n".join(line.rstrip() for line in sink.getvalue().splitlines())
-
-    def _repr_html_(self) -> str:
-        return text_html(str(self).splitlines())
+        show = partial(print_plan, self.found, self.prices)
+        return printed(show, soft_wrap=True, highlight=False)
 
 
 @in_pythons_words

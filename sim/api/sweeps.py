@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, Unpack
 
 import pandas as pd
+from rich.console import Console
 
+from twinserve.sim.api.html import printed
 from twinserve.sim.api.plots import Plot
 from twinserve.sim.api.settings import (
     Settings,
@@ -21,7 +22,6 @@ from twinserve.sim.api.settings import (
     measured_with,
     several,
 )
-from twinserve.sim.report.table import text_console
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep import combinations as of
 from twinserve.sim.sweep import draw, output, plots
@@ -68,12 +68,12 @@ class Sweep:
         return f"<Sweep over {', '.join(self.axes)}: {len(self.runs)} runs{lost}>"
 
     def __str__(self) -> str:
-        sink = io.StringIO()
-        console = text_console(sink, width=_WIDTH)
-        output.print_seed_table(self.table, self.axes, console=console)
-        output.print_copies(self.table, console)
-        output.print_notices(self.runs, console)
-        return "\n".join(line.rstrip() for line in sink.getvalue().splitlines())
+        def show(console: Console) -> None:
+            output.print_seed_table(self.table, self.axes, console=console)
+            output.print_copies(self.table, console)
+            output.print_notices(self.runs, console)
+
+        return printed(show, width=_WIDTH)
 
     def _repr_html_(self) -> str:
         known = {name: head for name, head in output.COLUMNS.items() if name in self.table}

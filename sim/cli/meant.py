@@ -93,6 +93,8 @@ def option_meant(word: str, known: Collection[str]) -> str:
     for option, words, how in _OPTIONS:
         if option in known and name in words.split():
             return f" Did you mean {option}{f' ({how})' if how else ''}?"
+    if name == "title":
+        return " twinserve report has it, for the page."
     return _slip(f"--{name}", known)
 
 

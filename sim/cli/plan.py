@@ -27,7 +27,8 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig, StepTime
 
 _DEFAULTS = SimulationConfig.model_construct()
 _Candidates = Parameter(group=groups.HARDWARE)
-_Limits = Parameter(group=groups.MEMORY)
+_Limits = Parameter(group=groups.MEMORY, help="As of simulate.")
+_SAME = Parameter(help="As of simulate.")
 _Scheduling = Parameter(group=groups.POLICIES)
 _Failing = Parameter(group=groups.FAILURES)
 _Traffic = Parameter(group=groups.REQUESTS)
@@ -52,7 +53,7 @@ def plan(
     prices: Annotated[Path | None, _Candidates] = None,
     grow: Annotated[float, _Traffic] = 1.0,
     rate: Annotated[float | None, _Traffic] = None,
-    format: Annotated[str | None, _Traffic] = None,
+    format: Annotated[str | None, _Traffic, _SAME] = None,
     columns: Annotated[str | None, _Traffic] = None,
     peak: Annotated[float, _Traffic] = 300.0,
     lead: Annotated[float, _Traffic] = 30.0,
@@ -61,9 +62,9 @@ def plan(
     pool: Annotated[Whole, _Traffic] = 0,
     survive: Annotated[Whole, _Failing] = 0,
     on_failure: Annotated[Literal["error", "retry", "migrate"], _Failing] = "error",
-    detection: Annotated[float, _Failing] = 0.0,
-    step_times: Annotated[StepTimesName, _Candidates] = "auto",
-    front_end: Annotated[str, _Candidates] = "none",
+    detection: Annotated[float, _Failing, _SAME] = 0.0,
+    step_times: Annotated[StepTimesName, _Candidates, _SAME] = "auto",
+    front_end: Annotated[str, _Candidates, _SAME] = "none",
     kv_cache_dtype: Annotated[Literal["auto", "fp8"], _Limits] = "auto",
     gpu_memory_utilization: Annotated[float | None, _Limits] = None,
     engine_version: Annotated[str | None, _Limits] = None,
@@ -71,7 +72,7 @@ def plan(
     max_model_len: Annotated[Human | None, _Limits] = None,
     max_num_seqs: Annotated[int | None, _Limits] = None,
     max_num_batched_tokens: Annotated[Human | None, _Limits] = None,
-    async_scheduling: Annotated[bool, _Scheduling] = True,
+    async_scheduling: Annotated[bool, _Scheduling, _SAME] = True,
     prefill_decode: Annotated[Flag, _Candidates] = False,
     all_sizes: Annotated[Flag, Parameter(name="--all"), Doing] = False,
     workers: Annotated[int | None, Doing] = None,
@@ -105,7 +106,6 @@ def plan(
         grow: Factor on the rate of the recording.
         rate: Requests a second of a generated trace (fixed:1024,128, sharegpt, lmsys). [default:
             10]
-        format: As of simulate.
         columns: As of simulate: columns of a CSV file, arrival=ts,prompt=in,output=out.
         peak: Seconds of the peak that are judged.
         lead: Seconds before the peak that fill the engines.
@@ -116,17 +116,6 @@ def plan(
         survive: Replicas that fail when the peak begins and stay down. The plan keeps the
             objectives without them.
         on_failure: As of simulate: what happens to their requests.
-        detection: As of simulate.
-        step_times: As of simulate.
-        front_end: As of simulate.
-        kv_cache_dtype: As of simulate.
-        gpu_memory_utilization: As of simulate.
-        engine_version: As of simulate.
-        enforce_eager: As of simulate.
-        max_model_len: As of simulate.
-        max_num_seqs: As of simulate.
-        max_num_batched_tokens: As of simulate.
-        async_scheduling: As of simulate.
         prefill_decode: For each row, also try prefill apart from decode on the same GPUs.
         all_sizes: Size every candidate, even if another one is certainly cheaper.
         workers: Processes; by default one for each core.
