@@ -35,7 +35,12 @@ def test_the_page_has_the_table_of_the_kept_errors():
     begin = next(i for i in range(at, len(page)) if page[i].startswith("|"))
     end = next(i for i in range(begin, len(page)) if not page[i].startswith("|"))
     lines = [line.replace(" %", "") for line in table(rows_of("Errors"), ENGINE)]
-    assert page[begin:end] == [line for line in lines if "| staggered |" not in line]
+    cells = [line.strip("|").split("|") for line in lines if "| staggered |" not in line]
+    shown = ["|" + "|".join(one[at] for at in (0, 1, 2, 3, 5, 7, 9)) + "|" for one in cells]
+    shown = [line.replace(": operators", "") for line in shown]
+    assert [line.replace(" ", "") for line in page[begin:end]] == [
+        x.replace(" ", "") for x in shown
+    ]
 
 
 def test_each_point_has_four_loops_or_the_page_says_how_many_lack_two():
@@ -96,11 +101,6 @@ def others() -> str:
     return span(pd.concat(found))
 
 
-def largest(metric: str) -> int:
-    forms = ("operators", "roofline")
-    return max(means(metric, form)["size"].max() for form in forms)
-
-
 def of_gpt_on_b200() -> list[int]:
     rows = rows_of("gpt")
     rows = rows[(rows.gpu == "b200") & (rows.form == "operators") & (rows.start == ONCE)]
@@ -121,9 +121,6 @@ def sentences() -> dict[str, list[str]]:
     return {
         PAGE: [
             f"Their mean errors are {all_good()} %. The other kinds are {others()} % off",
-            f"is off by {means('TTFT', model=FP8, gpu='h100', start=ONCE)['size'].iloc[0]} % on "
-            "H100.",
-            f"TPOT in FP8 is {error('TPOT', model=FP8, gpu='b200')} % long;",
             f"On H100 and H200 TTFT of gpt-oss-120b is {error('TTFT', model=GPT, gpu=HOPPER)} % "
             f"short, and that of Llama-3.1-70B on B200 "
             f"{error('TTFT', model=(FP8, NVFP4), gpu='b200')} %",
@@ -136,7 +133,7 @@ def sentences() -> dict[str, list[str]]:
         "README.md": [
             f"within {most[0]} % on average for Qwen3-32B (16 bits), {most[1]} % for "
             f"Llama-3.1-70B (FP8, NVFP4) and {most[2]} % for gpt-oss-120b on Hopper",
-            f"throughput is up to {largest('throughput')} % off and TPOT up to {largest('TPOT')} %",
+            f"Other kinds are {others()} % off",
         ],
     }
 
