@@ -1,4 +1,4 @@
-"""What an engine's loop asks of the executor of its plans: the simulated hardware, or a live
+"""The interface between an engine's loop and what executes its plans: simulated hardware or a live
 engine."""
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from twinserve.profiles.composition import StepComposition
 
 @dataclass(slots=True)
 class Executed:
-    """An outcome with what it consisted of: for the step records, and for holding back requests in
-    transfer."""
+    """An outcome with its details, for step records and for requests held back by transfers."""
 
     outcome: StepOutcome
     work: StepComposition
@@ -29,7 +28,7 @@ class Executed:
 
 @dataclass(slots=True)
 class Transfers:
-    """What a plan's moves came to. Bytes; seconds on the engine's clock.
+    """When the transfers of a plan end. Bytes; seconds on the engine's clock.
 
     ready_s  rows that wait for a transfer -> when it lands
     lands_s  rows with a transfer for which no step waits -> when the last of them lands
@@ -46,7 +45,7 @@ class Transfers:
 
 
 class Backend(Protocol):
-    """Executes the plans of one engine. It alone knows how long a request's output will be."""
+    """Executes the plans of one engine. Only the backend knows how long an output will be."""
 
     # True: the outcome of `execute` is known when the step begins, so that the next plan can be
     # made while it runs (asynchronous scheduling)
@@ -56,7 +55,7 @@ class Backend(Protocol):
 
     @property
     def draws_drafts(self) -> bool:
-        """Whether chance says which drafts are right (speculation)."""
+        """Return whether the backend draws at random which drafts are right (speculation)."""
         return False
 
     def expect(self, row: int, output_tokens: int) -> None:
@@ -68,7 +67,7 @@ class Backend(Protocol):
         ...
 
     def fetched(self, row: int) -> None:
-        """The KV of all but the last token of `row` has come from another engine, so that its first
+        """All KV of `row` but that of its last token has come from another engine, so its first
         step is a decode. By default no row fetches."""
 
     def execute(
@@ -85,14 +84,14 @@ class Backend(Protocol):
         ...
 
     def fail(self, now: float) -> None:
-        """The engine dies at `now`: what is under way to or from it is lost. By default nothing is
-        known of that."""
+        """The engine dies at `now`, and transfers to and from it are lost. By default the backend
+        keeps no record."""
 
     def slow(self, factor: float) -> None:
-        """Steps that begin from now on take `factor` times as long as they would; 1: as before. By
-        default they cannot be made."""
+        """Steps that begin from now on take `factor` times as long; 1 restores their length. By
+        default a backend cannot do this."""
         raise TypeError(f"{type(self).__name__} cannot make its steps slower")
 
     def cut(self, executed: Executed, steps: int) -> None:
-        """Only the first `steps` steps of a run happened: something arrived."""
+        """Only the first `steps` steps of a run happened, because something arrived."""
         ...

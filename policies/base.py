@@ -45,8 +45,7 @@ class Options(BaseModel):
 
     @property
     def notice(self) -> str:
-        """What the user should know about a default that was chosen for want of something else; a
-        line, or nothing."""
+        """Return a line about a default that was chosen because something is missing, or None."""
         return ""
 
 
@@ -97,40 +96,38 @@ class SystemView:
 
 
 class Truth(Protocol):
-    """What an engine that knows the future can tell (traces/apps/truth.py)."""
+    """Answers of an engine that knows the future (traces/apps/truth.py)."""
 
     def application(self, group: int) -> np.ndarray | None:
-        """int64[n, 2]: prompt and output tokens of each of its requests."""
+        """Return int64[n, 2]: prompt and output tokens of each request of the application."""
         ...
 
     def output_tokens(self, request_id: str) -> int | None: ...
 
 
 class RequestPredictor(Protocol):
-    """What a policy asks about requests to come. needs_truth: the engine must set `truth` before
-    the first request. reads_texts: it looks at input texts of applications (`Application.text`,
-    `RequestTable.text`); a server keeps none otherwise."""
+    """Predicts requests that have not come yet."""
 
     needs_truth: bool = False
     reads_texts: bool = False
     truth: Truth | None = None
 
     def learn(self, prompt_tokens: np.ndarray, output_tokens: np.ndarray) -> None:
-        """Requests like those to come, none of which is among them; int64[n] each, before the first
-        request. Default: nothing to learn."""
+        """Learn from earlier requests, given before the first request of the run (int64[n] each).
+        None of them is in the run. Default: nothing to learn."""
         return None
 
     def expected_output(
         self, row: int, requests: RequestTable, kind: str | None = None
     ) -> float | None:
-        """Return the output tokens expected of a request that has just come, for a server's count
-        of how far off that was. kind: of its application. None, the default: nothing is known."""
+        """Return the expected output tokens of a request that has just arrived. A server counts the
+        prediction's error with it. kind: class of its application. None, the default: unknown."""
         return None
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What an engine must know of a policy that is not like most; few policies set any.
+    """Special needs of a policy that an engine must know. Few policies set any.
 
     keeps_ending  with asynchronous scheduling, `on_finish` comes when the last token is known (see
                   `Policy`)
@@ -216,39 +213,38 @@ class Policy(ABC, Generic[PolicyOptions]):
         self.setup()
 
     def setup(self) -> None:
-        """The state of a new policy; its limits, options and estimator are set. Raises PolicyError
-        where it cannot serve them."""
+        """Create the state of a new policy. Limits, options and estimator are already set. Raises
+        PolicyError if the policy cannot work with them."""
 
     @classmethod
     def estimates(cls, options: PolicyOptions) -> bool:
-        """Whether it decides with step times if it has these options; if not, it gets None for an
-        estimator."""
+        """Return whether the policy uses step times with these options. If not, its estimator is
+        None."""
         return cls.uses_estimator
 
     def prepare(self, kinds: Iterable[str]) -> None:
-        """The run is about to begin, and has applications of these classes: learn what there is to
-        learn now, and not in a decision. Raises PolicyError. Default: nothing to learn."""
+        """Learn before the run begins, so that no decision has to. The run has applications of
+        these classes. Raises PolicyError. Default: nothing to learn."""
 
     @abstractmethod
     def on_arrival(self, row: int, requests: RequestTable) -> None: ...
 
     def on_application(self, application: Application) -> None:
-        """An application arrived, as a whole; its rows follow as its stages begin. Default: rows
-        are all that counts."""
+        """An application arrived. Its rows follow as its stages begin. Default: only rows count."""
 
     def on_application_end(self, group: int) -> None:
-        """No request of `group` will come any more: what is kept for it can be forgotten once none
-        of its rows is here. Default: nothing is kept."""
+        """No further request of `group` will arrive. The policy may forget the application once
+        none of its rows is left. Default: nothing is kept."""
         return None
 
     @abstractmethod
     def on_finish(self, row: int) -> None: ...
 
     def on_withdraw(self, row: int) -> None:
-        """The request ended before its last token: its client left, or gave up. Forget
-        the row wherever it is (it may wait, run, be swapped out, or have a transfer under way), and
-        never plan it again. How long it would have been is not known: there is nothing to learn.
-        Its memory returns without the policy.
+        """The request ended before its last token, because its client left or gave up. Forget the
+        row, whatever its state (waiting, running, swapped out, in transfer), and never plan it
+        again. Its full length stays unknown, so there is nothing to learn. The engine returns its
+        memory.
 
         No default: where withdrawals can happen a policy without this method is refused
         (`withdraws`), since it would plan rows that are no more.
@@ -257,20 +253,21 @@ class Policy(ABC, Generic[PolicyOptions]):
 
     @property
     def unsettled(self) -> bool:
-        """Whether its next plan does something though no request may be left."""
+        """Return whether the next plan does something although no request is left."""
         return False
 
     @classmethod
     def withdraws(cls) -> bool:
-        """Whether requests can be withdrawn from it."""
+        """Return whether this policy lets clients withdraw requests."""
         return cls.on_withdraw is not Policy.on_withdraw
 
     def on_outcome(self, outcome: StepOutcome) -> None:
-        """Steps ended; default: nothing to learn. Rows withdrawn in the meantime are not in it."""
+        """Steps have ended. The outcome leaves out rows withdrawn in the meantime. Default: nothing
+        to learn."""
 
     def step_tokens(self, longest: int) -> int:
-        """Most new tokens that a step may have where no request has more than `longest`: what a
-        live engine must be able to compute at once. Default: the engine's limit, exceeded by at
+        """Return the most new tokens that a step may have if no request has more than `longest`. A
+        live engine must be able to compute so many at once. Default: the engine's limit plus at
         most one whole prompt."""
         return self.limits.max_num_batched_tokens + longest
 

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class Preemption(Enum):
-    """What happens to the KV of a request that loses its place. (A request left out of a plan is
-    just paused.)"""
+    """What happens to the KV of a request that loses its place. A request left out of a plan is
+    only paused."""
 
     RECOMPUTE = "recompute"  # dropped; computed again later
     SWAP = "swap"  # copied to the host, back when resumed
 
 
 class Place(NamedTuple):
-    """Where KV can lie, as seen from the engine whose plan it is.
+    """Where KV can lie, as seen from the engine that the plan is for.
 
     number  which one of its kind; 0 is the engine's own
     """
@@ -39,7 +39,7 @@ DEVICE, HOST = Place("device"), Place("host")
 
 
 class Hold(Enum):
-    """Rows that wait for a transfer."""
+    """Which rows wait for a transfer."""
 
     NOTHING = "nothing"  # its destination is not needed yet
     REQUEST = "request"  # the request is not ready before it ended; the step goes on
@@ -68,8 +68,8 @@ class KvMove:
     layers: tuple[int, ...] | None = None
 
     def held(self, hold: Hold) -> KvMove:
-        """The same transfer, waited for as `hold` says. `dataclasses.replace` takes several times
-        as long, and where memory is short there are thousands of transfers."""
+        """Return the same transfer with `hold` set. It replaces `dataclasses.replace`, which takes
+        several times as long: plans with scarce memory have thousands of transfers."""
         if self.hold is hold:
             return self
         return KvMove(
@@ -124,7 +124,7 @@ class StepPlan:
     valid_until_s: float = math.inf
 
     def once(self) -> StepPlan:
-        """The same for one step."""
+        """Return the same plan for a single step."""
         return StepPlan(
             self.rows,
             self.tokens,
@@ -145,7 +145,7 @@ class StepPlan:
 
     @property
     def changes_memory(self) -> bool:
-        """Whether it does anything beside its grants."""
+        """Return whether the plan does more than grant tokens."""
         return bool(
             self.moves
             or self.preempted
@@ -158,7 +158,8 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Verified:
-    """What a step made of drafts, by row that got tokens; int64[e] each, bool[e] for `certain`.
+    """What a step made of drafts, for each row that got tokens. Arrays are int64[e], `certain` is
+    bool[e].
 
     tokens    that the row got: the drafts accepted and one more, up to its last one
     drafted   drafts that the step verified
@@ -176,7 +177,7 @@ class Verified:
     ahead: np.ndarray | None = None
 
     def only(self, chosen: np.ndarray) -> Verified:
-        """Of the rows `chosen` (bool[e])."""
+        """Return the entries of the rows `chosen` (bool[e])."""
         return Verified(
             self.tokens[chosen],
             self.drafted[chosen],
@@ -188,7 +189,7 @@ class Verified:
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What executing a plan gave; more than one step where the engine used `valid_for`.
+    """The result of executing a plan. It covers several steps if the engine used `valid_for`.
 
     ends_s    float64[k], increasing: when each step ended, on the engine's clock
     start_s   when the first one began
@@ -205,7 +206,7 @@ class StepOutcome:
 
     @property
     def seconds(self) -> np.ndarray:
-        """float64[k]: duration of each step."""
+        """Return float64[k]: the duration of each step."""
         durations = self.ends_s.copy()
         durations[1:] -= self.ends_s[:-1]
         durations[0] -= self.start_s

@@ -1,4 +1,6 @@
-"""The requests as an engine knows them: one table of columns, shared by engine, ledger and policy.
+"""The requests of one engine: a table of columns, shared by engine, ledger and policy. A row
+appears when its request is submitted, so no policy can read a request before that. No column holds
+the true output length, because a live engine does not know it. Only the engine writes the table.
 
 A row appears when its request is submitted, so nothing can read a request before it exists, and
 there is no column for the true output length: a live engine has none. Only the engine writes the
@@ -51,9 +53,9 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """Requests that belong together: a task graph, a session, a closed loop. Known as a whole
-    before most of its requests exist; they carry its number in column `group`, and the stage of it
-    they are in column `stage`.
+    """Requests that belong together: a task graph, a session, or a closed loop. It is known before
+    most of its requests exist. Column `group` of a request has the number of its application, and
+    column `stage` its stage.
 
     kind  the class of application, where the workload tells one; text: its input text, where there
           is one
@@ -70,7 +72,7 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationEnd:
-    """No request of this group will come any more."""
+    """No further request of this group will arrive."""
 
     group: int
 
@@ -175,13 +177,13 @@ class RequestTable:
         return row
 
     def known_tokens(self, rows):
-        """Prompt plus output tokens of `rows` (int or index array), the one in flight included:
-        what must be computed before the next one."""
+        """Return prompt plus output tokens of `rows` (int or index array), the token in flight
+        included. The engine must compute these before the next token."""
         return self.prompt_tokens[rows] + self.output_tokens[rows]
 
     def lacking(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of `rows` (int64[n]) those whose known tokens are not all computed, and of these the
-        computed tokens and the lacking ones."""
+        """Return three arrays for those of `rows` (int64[n]) that have tokens left to compute: the
+        rows, their computed tokens and their missing tokens."""
         return columns.lacking(self, rows)
 
     def __getitem__(self, row: int) -> RequestView:
@@ -209,8 +211,8 @@ _COLUMNS: dict[str, tuple[type, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One request as an object, for policies that think in single requests; columns are its
-    attributes."""
+    """One request as an object, for policies that handle requests one by one. Its attributes are
+    the columns."""
 
     table: RequestTable
     row: int

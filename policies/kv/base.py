@@ -30,12 +30,13 @@ Chunks = Sequence[tuple[int, int, int]]
 
 
 class LedgerError(AssertionError):
-    """The account does not add up: a defect in a ledger or in a policy that used it wrongly."""
+    """The ledger's account does not add up. Either the ledger has a defect, or a policy used it
+    wrongly."""
 
 
 @dataclass(slots=True)  # one a step: a frozen one takes three times as long to make
 class KvUsage:
-    """Blocks by what they hold; a block shared by both classes counts once, as real-time."""
+    """Blocks by use. A block shared by both classes counts once, as real-time."""
 
     total: int
     free: int  # a new request could get them: empty, or unused cached prefixes
@@ -82,38 +83,41 @@ class KvLedger(ABC):
 
     @classmethod
     def whole_blocks(cls, num_blocks: int, host_blocks: int) -> int:
-        """Blocks, at most, of a paged pool in which every request that has KV on the device of such
-        a ledger lies as a whole, in blocks of its own."""
+        """Return the blocks that a paged pool needs at most to hold all requests of such a ledger,
+        each in blocks of its own."""
         return num_blocks
 
     def reuse_in_order(self) -> None:
-        """Before the first row: freed blocks without reusable text shall be used again in their
-        turn among the cached ones, not before them. Default: nothing to change, since no prefix is
-        cached, or prefixes leave by a rule of the ledger's own."""
+        """Reuse freed blocks without reusable text in turn with cached blocks, not before them.
+        Called before the first row. Default: no change, because nothing is cached or the ledger
+        evicts by a rule of its own."""
 
     # -- questions ---------------------------------------------------------------------------------
     @property
     @abstractmethod
     def free_blocks(self) -> int:
-        """Blocks that an admission could take now, cached prefixes without users included."""
+        """Return the blocks that an admission could take now, cached prefixes without users
+        included."""
 
     def obtainable_blocks(self, row: int) -> int:
-        """At most so many further blocks could the row get now without dropping any row; an
-        upper bound."""
+        """Return an upper bound on the blocks that the row could get now without dropping another
+        row."""
         return self.free_blocks
 
     def room_tokens(self, row: int) -> int:
-        """At most so many tokens of the row, which holds nothing, could get a place now without
-        dropping any row; an upper bound."""
+        """Return an upper bound on the tokens of the row that could find a place now without
+        dropping another row. The row holds nothing yet."""
         return self.obtainable_blocks(row) * self.block_tokens
 
     def gained_blocks(self, row: int, victim: int) -> int:
-        """How many more blocks `row` could obtain if `victim` were dropped; an upper bound."""
+        """Return an upper bound on the additional blocks that `row` could get if `victim` were
+        dropped."""
         return self.held_blocks(victim)
 
     def relief(self, row: int, tokens: int, victims: np.ndarray) -> tuple[int, np.ndarray]:
-        """What `row` lacks of room up to `tokens`, and what dropping each of `victims` would yield
-        of it (int64[n]), in units of the ledger's own.
+        """Return the room that `row` lacks up to `tokens`, and the part of it that dropping each of
+        `victims` would yield (int64[n]), in the ledger's own units. Victims that yield less than
+        the lack cannot make room. If they yield enough, only a try shows whether the row fits.
 
         Victims whose yields together do not reach the lack cannot get the row its room; whether
         those that reach it can, only a try tells.
@@ -123,37 +127,38 @@ class KvLedger(ABC):
         return lack, held
 
     def cannot_return(self, rows: np.ndarray) -> np.ndarray:
-        """bool[n]: which of these best-effort rows have KV on the host for which the others that
-        run in this step leave no place; perhaps not all of them."""
+        """Return bool[n]: the best-effort rows whose KV on the host has no place beside the rows of
+        this step. The ledger may not find all of them."""
         return np.zeros(len(rows), bool)
 
     @abstractmethod
     def held_blocks(self, row: int) -> int:
-        """Device blocks in the row's block table."""
+        """Return the device blocks in the row's block table."""
 
     def hit_tokens(self, row: int) -> int:
-        """Tokens of the row's known text that the prefix cache holds, whole blocks, never the last
-        token."""
+        """Return the tokens of the row's known text in the prefix cache. They are whole blocks and
+        never include the last token."""
         return 0
 
     def shared_tokens(self, rows: np.ndarray) -> int:
-        """Tokens of these rows (int64[n]) that are in the same memory as those of another of them,
-        each place counted once less than rows have it; 0 where no memory is shared."""
+        """Return the tokens of these rows (int64[n]) that share memory with another of them. A
+        place used by k rows counts k - 1 times. 0 if the ledger shares no memory."""
         return 0
 
     def lost_tokens(self, tokens: int) -> int:
-        """Cached tokens that queued or running offline requests will use, and that would be evicted
-        if a request took memory for `tokens` further tokens now. 0 if they are not counted."""
+        """Return the cached tokens needed by offline requests that would be evicted if a request
+        took memory for `tokens` further tokens. 0 if the ledger does not count them."""
         return 0
 
     @property
     def lost_blocks(self) -> int | None:
-        """Grows whenever cached blocks that queued or running offline requests will use are
-        evicted; None if they are not counted."""
+        """Return a counter of evicted blocks that queued or running offline requests still needed.
+        None if the ledger does not count them."""
         return None
 
     def missing_tokens(self, row):
-        """Tokens of the row whose KV is on the host only and must come back before it can run.
+        """Return the tokens of the row whose KV is only on the host and must return before the row
+        can run. An int for a row, int64[n] for an array of rows.
 
         An int for a row, int64[n] for an array of rows.
         """
@@ -164,7 +169,7 @@ class KvLedger(ABC):
 
     # -- changes -----------------------------------------------------------------------------------
     def begin_step(self) -> None:
-        """A new plan starts: forget which rows were granted memory for the last one."""
+        """Start a new plan: forget which rows were granted memory for the last plan."""
         self._moves = []
 
     @abstractmethod
@@ -176,8 +181,9 @@ class KvLedger(ABC):
         keep_free: int = 0,
         reserve_tokens: int = 0,
     ) -> bool:
-        """Give a row without KV the cached blocks of its first `hit_tokens` tokens and room up to
-        `tokens`.
+        """Give a row without KV the cached blocks of its first `hit_tokens` tokens, and room up to
+        `tokens`. Returns False without changes if fewer than `keep_free` blocks would stay free, or
+        if a sequence of `reserve_tokens` tokens would not fit now. That room is not set aside.
 
         False, and nothing changed, where that would leave fewer than `keep_free` blocks free, or
         where a sequence of `reserve_tokens` tokens would not fit (it need only fit; nothing is set
@@ -185,17 +191,17 @@ class KvLedger(ABC):
         """
 
     def admit_remote(self, row: int, tokens: int, hit_tokens: int, keep_free: int) -> bool:
-        """`admit` for KV that another engine computed: the room is taken now, and what is written
-        to it can be found by others when the row next grows, after it has come."""
+        """`admit` for KV that another engine computed. The row gets its room now. Other rows can
+        find its text once the KV has arrived and the row next grows."""
         raise LedgerError(f"the {self.name} ledger takes no KV of other engines")
 
     @abstractmethod
     def grow(self, row: int, tokens: int) -> bool:
-        """Room up to `tokens` for a row that holds KV, all of it on the device; False and nothing
-        changed if none."""
+        """Give room up to `tokens` to a row whose KV is all on the device. Returns False without
+        changes if there is none."""
 
     def grow_each(self, rows: np.ndarray, tokens: np.ndarray) -> int:
-        """`grow` for one row after another until one finds no room: how many did."""
+        """`grow` one row after another until one finds no room. Returns how many grew."""
         for done, (row, upto) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
             if not self.grow(row, upto):
                 return done
@@ -203,21 +209,22 @@ class KvLedger(ABC):
 
     @abstractmethod
     def grow_all(self, rows: np.ndarray, tokens: np.ndarray) -> bool:
-        """`grow` for many rows at once, in the plain case: False and nothing changed unless every
-        row can have its room from free memory alone. Then the caller goes row by row."""
+        """`grow` many rows at once. Returns False without changes unless free memory alone suffices
+        for all. The caller then grows row by row."""
 
     def publish(self, rows: np.ndarray, tokens: np.ndarray) -> None:
-        """The first `tokens` (int64[n]) of each row are computed and known: their full blocks can
-        be found from now on. Default: no text is found by others."""
+        """The first `tokens` (int64[n]) of each row are computed and known, so other rows can find
+        their full blocks from now on. Default: no row finds the text of another."""
 
     @abstractmethod
     def slack_tokens(self, rows: np.ndarray) -> np.ndarray:
-        """int64[n]: tokens each row can add to its computed_tokens in memory it already has, no
-        other row touched."""
+        """Return int64[n]: the tokens that each row can add to its computed tokens in memory it
+        already has."""
 
     def decode_steps(self, rows: np.ndarray, limit: int) -> int:
-        """How many steps (at most `limit`) all `rows` can decode one token each with the free
-        memory there is.
+        """Return for how many steps, at most `limit`, free memory lets all `rows` decode one token
+        each. Steps count from computed_tokens. Memory granted for the step being planned counts as
+        granted.
 
         Counted from computed_tokens; memory already granted for the step being planned counts as
         granted.
@@ -229,26 +236,26 @@ class KvLedger(ABC):
         return int(np.searchsorted(new_blocks, free, side="right"))
 
     def block_growth(self, rows: np.ndarray, steps: int) -> np.ndarray:
-        """int64[steps]: blocks that `rows`, each decoding one token a step, newly take at each
-        step."""
+        """Return int64[steps]: the new blocks that `rows` take at each step if each decodes one
+        token a step."""
         return kernels.growth(self.slack_tokens(rows), steps, self.block_tokens)
 
     @abstractmethod
     def extend(self, rows: np.ndarray, steps: int) -> None:
-        """Room for `steps` decode tokens of each row beyond computed_tokens (those before the
-        growth).
+        """Give each row room for `steps` decode tokens beyond computed_tokens, as counted before
+        the growth. Raises LedgerError beyond what `decode_steps` promised.
 
         Only up to what `decode_steps` promised. Raises LedgerError beyond it.
         """
 
     @property
     def runs_of_chunks(self) -> bool:
-        """Whether prompts may grow by several chunks at once (`chunk_steps`, `extend_chunks`), as
-        if it were one after another for every reader between steps."""
+        """Return whether prompts may grow by several chunks at once (`chunk_steps`,
+        `extend_chunks`), with the same effect as one chunk after another."""
         return False
 
     def chunk_steps(self, decodes: np.ndarray, chunks: Chunks, limit: int) -> int:
-        """`decode_steps` with prompts beside the decodes."""
+        """`decode_steps` for decodes together with prompts."""
         free, size = self.free_blocks, self.block_tokens
         most = len(decodes) * -(-limit // size)
         most += sum([1 + -(-tokens * limit // size) for _, tokens, _ in chunks])
@@ -258,7 +265,7 @@ class KvLedger(ABC):
         return int(np.searchsorted(grown, free, side="right"))
 
     def chunk_growth(self, decodes: np.ndarray, chunks: Chunks, steps: int) -> np.ndarray:
-        """`block_growth` with prompts beside the decodes."""
+        """`block_growth` for decodes together with prompts."""
         grown = self.block_growth(decodes, steps)
         rows = np.array([row for row, _, _ in chunks], np.int64)
         room = (self.slack_tokens(rows) + self.table.computed_tokens[rows]).tolist()
@@ -269,38 +276,39 @@ class KvLedger(ABC):
         return grown
 
     def extend_chunks(self, rows: np.ndarray, tokens: np.ndarray, steps: int) -> None:
-        """`extend` where each row computes so many `tokens` (int64[n]) a step; only up to what
-        `chunk_steps` promised."""
+        """`extend` for rows that compute `tokens` (int64[n]) a step. Only up to what `chunk_steps`
+        promised."""
         raise LedgerError(f"the {self.name} ledger has no runs of chunks")
 
     @abstractmethod
     def free(self, row: int) -> None:
-        """The row ended: give back all it holds, device and host."""
+        """The row ended: release its device blocks and host copies."""
 
     def drop(self, row: int) -> None:
-        """`free`, but the row will be computed again, and may then find its own blocks in a prefix
+        """`free` for a row that will be computed again. It may then find its own blocks in a prefix
         cache."""
         self.free(row)
 
     def swap_out(self, row: int) -> bool:
-        """Copy the row's KV to the host and give back its blocks; False and nothing changed if the
-        host is full."""
+        """Copy the row's KV to the host and release its blocks. Returns False without changes if
+        the host is full."""
         return False
 
     def swap_in(self, row: int, keep_free: int = 0) -> bool:
-        """Bring a swapped row's KV back; False and nothing changed where fewer than `keep_free`
-        blocks would stay."""
+        """Bring a swapped row's KV back. Returns False without changes if fewer than `keep_free`
+        blocks would stay free."""
         return False
 
     def take_moves(self) -> list[KvMove]:
-        """The transfers implied by all changes since `begin_step`."""
+        """Return the transfers caused by all changes since `begin_step`."""
         moves, self._moves = self._moves, []
         return moves
 
     # -- events ------------------------------------------------------------------------------------
     def subscribe(self, listener: KvListener) -> None:
-        """From now on `listener` hears which of the workload's contents can be found here: at once
-        what can be now, then every change, when it is made or, of a try, when that is committed.
+        """Tell `listener` which contents of the workload can be found here: first the present ones,
+        then each change when it is made. Changes of a try are told when it is committed. Not to be
+        called during a try. Raises ValueError if the ledger has no events (`publishes_events`).
 
         Not while a change is tried. Raises ValueError where there are no events
         (`publishes_events`).
@@ -312,7 +320,7 @@ class KvLedger(ABC):
     # -- trying ------------------------------------------------------------------------------------
     @abstractmethod
     def mark(self) -> int:
-        """Start (or nest) a try: changes from here on can be undone."""
+        """Begin a try, which may be nested: changes from here on can be undone."""
 
     @abstractmethod
     def rollback(self, mark: int) -> None:
@@ -325,5 +333,4 @@ class KvLedger(ABC):
     # -- its own auditor ---------------------------------------------------------------------------
     @abstractmethod
     def check(self) -> None:
-        """Recount everything from scratch; raise LedgerError with the first thing that does not add
-        up."""
+        """Recount everything from scratch. Raises LedgerError that names the first mismatch."""

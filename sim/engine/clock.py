@@ -32,7 +32,8 @@ class Clock(simpy.Environment):
         self.planning = -1  # replica whose news, from before its decision, are being told
 
     def run(self, until=None):
-        """As simpy.Environment.run. Without `until` it ends when nothing is left to happen."""
+        """Run like simpy.Environment.run. Without `until` the run ends when nothing is left to
+        happen."""
         value = super().run(until)
         if until is None:
             for check in self.at_end:
@@ -41,18 +42,19 @@ class Clock(simpy.Environment):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is left to happen, but for what happens now and for `idle_events`."""
+        """Return whether nothing is left to happen, except now and except `idle_events`."""
         return len(self._queue) <= self.idle_events
 
     def cancel(self, event: Event) -> None:
-        """An event that was put at a time shall not happen, and not keep the clock going."""
+        """Cancel an event that was put at a time. It does not keep the clock going."""
         self._queue = [entry for entry in self._queue if entry[-1] is not event]
         heapify(self._queue)
 
     def reach(self, time_s: float, priority: int) -> bool:
-        """Move on to `time_s` (seconds) if nothing else happens before an event of `priority` there
-        would. So a process goes on without an event of its own. False: the event is needed, or
-        lies in the past, which `at` refuses.
+        """Move to `time_s` (seconds) if nothing else happens before an event of `priority` there,
+        so that a process needs no event of its own. Returns False if the event is needed, or if the
+        time lies in the past, which `at` refuses. Only the process that waited for the present
+        event may call this.
 
         The process is the only one that waited for the event which it handles.
         """
@@ -66,7 +68,7 @@ class Clock(simpy.Environment):
         return True
 
     def at(self, time_s: float, priority: int = STEPS) -> Event:
-        """An event that happens at `time_s` (seconds, not before now)."""
+        """Return an event that happens at `time_s` (seconds, not before now)."""
         if time_s < self._now:
             raise ValueError(f"an event at {time_s} s, when it is {self._now} s already")
         event = _new_event(Event)  # with all that `Event` itself would set

@@ -84,17 +84,18 @@ class EngineCore:
 
     @property
     def under_way(self) -> bool:
-        """A step has begun and its outcome is not booked: the table shows it ahead of time."""
+        """Return whether a step has begun whose outcome is not booked. The table shows that step
+        ahead of time."""
         return self._last_token_s is not None
 
     @property
     def unsettled(self) -> bool:
-        """Whether `settle` has something to do."""
+        """Return whether `settle` has something to do."""
         return bool(self._leaving or self._released)
 
     @property
     def leaving(self) -> tuple[int, ...]:
-        """Rows withdrawn since the last boundary."""
+        """Return the rows withdrawn since the last boundary."""
         return tuple(self._leaving)
 
     @property
@@ -102,15 +103,17 @@ class EngineCore:
         return self.active - self.holding
 
     def announce(self, application: Application) -> None:
-        """An application arrives; its first requests are submitted right after."""
+        """An application arrives. Its first requests are submitted right after."""
         self._arrived.append(application)
 
     def close(self, group: int) -> None:
-        """No request of an announced application will be submitted any more."""
+        """No further request of an announced application will be submitted."""
         self._arrived.append(ApplicationEnd(group))
 
     def submit(self, request_id: str, **values) -> int:
-        """A new request; `values` as for RequestTable.submit. Returns its row.
+        """Add a request and return its row; `values` as for RequestTable.submit. The policy hears
+        of the request at the next plan, when the table is as the last step left it. In the middle
+        of a step the policy would see running requests as they were at its begin.
 
         The policy hears of it at the next plan, when the table is as the last step left it: in the
         middle of a step, or of a run of steps, it would see its running requests as they were when
@@ -137,9 +140,10 @@ class EngineCore:
         return True
 
     def settle(self, now: float) -> list[tuple[int, float]]:
-        """At a boundary: withdrawn requests leave, wherever they are. Returns them, each with the
-        time (seconds) at which its memory is free: `now`, or when a transfer that touches it lands;
-        then the caller says so (`landed`). `plan` does this itself where transfers take no time."""
+        """At a boundary, remove withdrawn requests wherever they are. Returns each with the time
+        (seconds) at which its memory is free. That is `now`, or the end of a transfer that touches
+        the memory, which the caller reports (`landed`). `plan` calls this itself if transfers take
+        no time."""
         if self._released:
             self._free_released()
         if not self._leaving:
@@ -169,7 +173,7 @@ class EngineCore:
         return left
 
     def transferring(self, lands_s: dict[int, float]) -> None:
-        """Transfers began that no step waits for: row -> when the last one lands (seconds)."""
+        """Transfers began that no step waits for: row -> when its last one lands (seconds)."""
         for row, landing in lands_s.items():
             self._lands_s[row] = max(landing, self._lands_s.get(row, 0.0))
 
@@ -178,9 +182,9 @@ class EngineCore:
         self.ledger.free(row)
 
     def fetched(self, row: int, whole: bool) -> bool:
-        """What another engine computed for the row has come; `whole`: all of it, so that the last
-        token alone is left to compute, and True is returned. Otherwise nothing of it can be used.
-        The memory of a row that was withdrawn meanwhile is free at the next boundary."""
+        """KV that another engine computed for the row has arrived. If `whole`, only the last token
+        is left to compute, and True is returned. Otherwise none of it can be used. If the row was
+        withdrawn meanwhile, its memory is free at the next boundary."""
         requests = self.requests
         self._lands_s.pop(row, None)
         if requests.state[row] == FINISHED:
@@ -191,8 +195,8 @@ class EngineCore:
         return whole
 
     def loaded(self, row: int, tokens: int) -> None:
-        """`fetched` for a row that has KV of its first `tokens` tokens, now that what was on the
-        host has come."""
+        """`fetched` for KV that came from the host: the row now has KV of its first `tokens`
+        tokens."""
         requests = self.requests
         self._lands_s.pop(row, None)
         if requests.state[row] == FINISHED:
@@ -222,9 +226,8 @@ class EngineCore:
     def fail(
         self, end: End, now: float, plan: StepPlan | None, outcome: StepOutcome | None
     ) -> np.ndarray:
-        """The engine has failed, and policy and ledger with it: neither is asked. Its requests
-        end as `end` unless they had been withdrawn. plan, outcome: of the step under way, which
-        is void. Returns int64[n]: the rows that ended."""
+        """The engine has failed. Policy and ledger are lost with it and are not asked. Its requests
+        end as `end` unless they were withdrawn before."""
         requests = self.requests
         if self.under_way and plan is not None and outcome is not None:
             self._unshow(outcome.emitted)
@@ -239,7 +242,7 @@ class EngineCore:
         return rows
 
     def check_empty(self) -> None:
-        """When a run is over. Raises LedgerError where an ended request still holds memory."""
+        """Check after a run that no ended request holds memory. Raises LedgerError."""
         ledger = self.ledger
         if ledger.free_blocks < ledger.num_blocks:
             ledger.begin_step()  # a layer that moved out gives its room to the next plan
@@ -268,8 +271,8 @@ class EngineCore:
         self._arrived.clear()
 
     def plan(self, now: float) -> StepPlan:
-        """Ask the policy, and apply what its plan changes at once (which rows lost and got
-        memory)."""
+        """Ask the policy for a plan, and apply what changes at once: which rows lost and got
+        memory."""
         requests = self.requests
         if self.unsettled:
             self.settle(now)
@@ -329,13 +332,13 @@ class EngineCore:
                 requests.first_scheduled_s[row] = now
 
     def emitting(self, plan: StepPlan) -> np.ndarray:
-        """bool[n]: which of the plan's rows catch up with their known text, and so emit a token."""
+        """Return bool[n]: the rows of the plan that catch up with their known text and so emit a
+        token."""
         return columns.emitting(self.requests, plan.rows, plan.tokens)
 
     def begin(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        """A step starts, and the next plan is made before it ends: until `complete`, the table
-        shows it as if it had ended at once. For single steps of an asynchronous engine, whose
-        `outcome` is to come."""
+        """Begin a step whose successor is planned before it ends. Until `complete`, the table shows
+        the step as if it had ended at once. For single steps of an asynchronous engine."""
         shown = (plan.rows, plan.tokens, outcome.emitted, outcome.finished, outcome.start_s)
         self._last_token_s = columns.begin(self.requests, *shown)
         self._under_way_rows, self._shown = plan.rows, outcome.emitted
@@ -358,8 +361,8 @@ class EngineCore:
         self._last_token_s = None
 
     def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
-        """Book what was executed. Returns float64[e]: the gap of each emitted row's first token in
-        this outcome (NaN for a request's very first token)."""
+        """Book an executed plan. Returns float64[e]: for each row that emitted, the gap before its
+        first token of this outcome (NaN for a request's very first token)."""
         requests, steps = self.requests, len(outcome.ends_s)
         rows = outcome.emitted
         if self.under_way:
@@ -405,8 +408,8 @@ class EngineCore:
         return self.requests.computed_tokens[rows]
 
     def book_before_failure(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
-        """Steps of a run that ended before the engine failed, in the table alone: policy and ledger
-        are not asked any more. Returns as `complete`."""
+        """Book, in the table alone, the steps of a run that ended before the engine failed. Policy
+        and ledger are not asked. Returns as `complete`."""
         self.requests.computed_tokens[plan.rows] += plan.tokens * len(outcome.ends_s)
         return self._book(outcome)
 

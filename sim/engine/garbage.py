@@ -18,13 +18,14 @@ _THRESHOLDS = (50_000, 20, 1_000)
 
 
 def collect_seldom() -> None:
-    """`collected_seldom` until the process ends. To restore the thresholds looks at all objects."""
+    """Apply `collected_seldom` until the process ends. Thresholds stay, because restoring them
+    makes the collector walk all objects."""
     gc.set_threshold(*_THRESHOLDS)
 
 
 @contextlib.contextmanager
 def collected_seldom() -> Iterator[None]:
-    """What is made meanwhile is seldom looked at, and what is there already not at all. Can be
+    """Make the collector look seldom at new objects, and never at those that exist already. Can be
     nested."""
     before = gc.get_threshold()
     gc.set_threshold(*_THRESHOLDS)

@@ -1,4 +1,4 @@
-"""An engine's transfers to and from a host tier, in time."""
+"""Transfers between an engine and its host tier, over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class HostTier:
-    """offload: what the engine's ledger has on the tier; transfers: how long they take."""
+    """Transfers of one engine. offload: what its ledger has on the tier; transfers: how long they
+    take."""
 
     def __init__(self, engine: Engine, offload: Offloading, transfers: HostTransfers) -> None:
         self.engine, self.offload, self.transfers = engine, offload, transfers
@@ -23,12 +24,12 @@ class HostTier:
 
     @property
     def busy(self) -> bool:
-        """Whether something on the tier may change without this engine."""
+        """Return whether something on the tier may change without this engine."""
         return self.offload.store.busy
 
     def begin(self, plan: StepPlan | None) -> float:
-        """Queue stores of the plan before, and those of this one that its step waits for; None: no
-        plan is to come. When its step may compute (seconds)."""
+        """Queue the stores of the plan before, and those of this plan that its step waits for.
+        None: no plan will come. Returns when the step may compute (seconds)."""
         jobs = None if plan is None else plan.offload
         until_s, begun = self.transfers.begin(jobs, self.engine.clock.now)
         for job, landing in begun:
@@ -36,7 +37,7 @@ class HostTier:
         return until_s
 
     def load(self, plan: StepPlan, end: float) -> None:
-        """Queue the plan's loads: its step ends then (seconds)."""
+        """Queue the plan's loads. The step ends at the given time (seconds)."""
         if not plan.offload:
             return
         for job, landing in self.transfers.load(plan.offload, end):

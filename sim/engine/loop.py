@@ -24,12 +24,11 @@ from twinserve.sim.results.recorder import Load, StepRecorder
 
 
 class NoProgressError(TwinserveError, RuntimeError):
-    """The policy plans nothing although work waits and nothing that could change its mind is under
-    way."""
+    """The policy plans nothing although work waits, and nothing under way could change that."""
 
 
 class Wake(Enum):
-    """Why an engine's process is interrupted, or its idle wait ends."""
+    """Why an engine's process is interrupted or its idle wait ends."""
 
     NEWS = auto()  # something arrived, left, or landed
     FAILURE = auto()  # the engine has failed
@@ -102,8 +101,8 @@ class Engine:
         clock.at_end.append(self._nothing_left)
 
     def submit(self, request_id: str, output_tokens: int, /, **values) -> int:
-        """A request arrives now. `output_tokens`, how many it will have, goes to the backend alone.
-        A column of that name: how many it has, where it comes from another engine."""
+        """A request arrives now. Only the backend learns `output_tokens`, its true length. A column
+        of the same name in `values` says how many tokens it already has from another engine."""
         row = self.core.submit(request_id, **values)
         self.backend.expect(row, output_tokens)
         if values.get("output_tokens"):
@@ -112,8 +111,8 @@ class Engine:
         return row
 
     def withdraw(self, row: int, end: End) -> bool:
-        """The request's client left or gave up, now; it is gone at the next step boundary. False
-        where it had ended."""
+        """The request's client left or gave up now. The request ends at the next step boundary.
+        Returns False if it had already ended."""
         if not self.core.withdraw(row, end, self.clock.now):
             return False
         self.notify()
@@ -172,14 +171,14 @@ class Engine:
             self._void_loads.append(self.load(start_s))
 
     def slow(self, factor: float) -> None:
-        """Steps after the one under way take `factor` times as long; 1: as before."""
+        """Make steps after the present one take `factor` times as long; 1 restores their length."""
         self.backend.slow(factor)
         self._run_on = None
         if self._in_run:
             self.notify()
 
     def landed(self, row: int, whole: bool) -> None:
-        """What was fetched for the row has come, or, not `whole`, will not (`fetch`)."""
+        """The KV fetched for the row has arrived. If not `whole`, it will not arrive (`fetch`)."""
         if self.down:
             return
         self._fetching.remove(row)
@@ -189,7 +188,7 @@ class Engine:
         self.notify()
 
     def loaded(self, row: int, tokens: int) -> None:
-        """What was loaded for the row has come: it has KV of so many tokens."""
+        """The KV loaded for the row has arrived: it now has KV of so many tokens."""
         self._fetching.remove(row)
         del self.core.ready_s[row]
         self.core.loaded(row, tokens)
@@ -208,8 +207,7 @@ class Engine:
             self.notify()
 
     def notify(self) -> None:
-        """Something changed: end the idle wait, or the run of steps that rests on nothing
-        changing."""
+        """Something changed: end the idle wait, or the run of steps that assumed no change."""
         self._news = True
         if self._idle and not self._wake.triggered:
             self._wake.succeed(Wake.NEWS)
@@ -411,7 +409,7 @@ class Engine:
             self.fetching(row, self.fetch(row))
 
     def fetching(self, row: int, landing: float) -> None:
-        """What was fetched or loaded for the row lands then (seconds)."""
+        """A fetch or load for the row has begun that lands at `landing` (seconds)."""
         self._fetching.add(row)
         self.core.ready_s[row] = landing
         self.core.transferring({row: landing})
@@ -439,8 +437,8 @@ class Engine:
             yield self.clock.at(float(ends[self._last]), self._steps)
 
     def steps_begun(self, before_s: float) -> int:
-        """How many steps have begun before `before_s` (seconds, not after now), those inside a run
-        of steps too."""
+        """Return how many steps began before `before_s` (seconds, not after now), those inside a
+        run of steps included."""
         step, steps = self._step, self.recorder.steps
         if step is None:
             return steps
@@ -450,8 +448,9 @@ class Engine:
         return steps - recorded + int(outcome.start_s < before_s) + later
 
     def ended(self, after_s: float, until_s: float) -> tuple[np.ndarray, np.ndarray]:
-        """Steps that ended after `after_s` and by `until_s` (seconds, not after now): when, and how
-        many requests each had; float64[n] each. Those inside a run of steps too."""
+        """Return, for steps that ended after `after_s` and by `until_s` (seconds, not after now),
+        when each ended and how many requests it had: float64[n] each. Steps inside a run are
+        included."""
         ends_s, requests = self.recorder.ended(after_s, until_s)
         if self._step is not None and not self.core.under_way:
             executed = self._step.executed
@@ -463,9 +462,9 @@ class Engine:
         return np.array(ends_s, np.float64), np.array(requests, np.float64)
 
     def load(self, at_s: float) -> Load:
-        """The requests that ran and waited, and the memory held, at `at_s` (seconds, not after
-        now): as of the last step that had begun. Inside a run of steps it is what single steps
-        would show."""
+        """Return running requests, waiting requests and held memory at `at_s` (seconds, not after
+        now), as of the last step that had begun. Inside a run of steps the values are those of
+        single steps."""
         core, step = self.core, self._step
         if self.down:
             for load in reversed(self._void_loads):

@@ -27,16 +27,16 @@ Batch = TypeVar("Batch")
 
 
 class BatchQueue(deque[Batch | None]):
-    """Batches under way, the oldest first. None: an empty one, of a plan that found nothing to
-    compute. It takes no time, and a place."""
+    """Batches under way, the oldest first. None stands for the empty batch of a plan that found
+    nothing to compute. An empty batch takes a place and no time."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
         self.depth = depth
 
     def takes_more(self, active: bool) -> bool:
-        """Whether another one is planned before the oldest ends: while requests are unfinished
-        (`active`), places are filled first."""
+        """Return whether another batch is planned before the oldest ends. Places are filled first
+        while requests are unfinished (`active`)."""
         return active and len(self) < self.depth
 
 
@@ -77,7 +77,7 @@ class PipelinedCore(EngineCore):
 
     @property
     def depth(self) -> int:
-        """Most batches under way."""
+        """Return the most batches that can be under way."""
         return self.stages + self.asynchronous
 
     def submit(self, request_id: str, **values) -> int:
@@ -138,8 +138,8 @@ class PipelinedCore(EngineCore):
         return super()._text_tokens(rows) - self._batches[rows]
 
     def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
-        """As `EngineCore.complete`. A row that was dropped meanwhile gets its token where it waits;
-        one that was withdrawn gets none."""
+        """`EngineCore.complete` for one of several batches. A row that was dropped meanwhile still
+        gets its token; a row that was withdrawn does not."""
         self._batches[plan.rows] -= 1
         if self.draining:
             self.draining = {row for row in self.draining if self._batches[row]}
@@ -153,7 +153,7 @@ class PipelinedCore(EngineCore):
         return super().complete(StepPlan(), outcome)  # what it computed is shown since it began
 
     def void(self, plan: StepPlan) -> None:
-        """A batch under way is lost: the engine fails."""
+        """Discard a batch under way, because the engine fails."""
         if self.asynchronous:
             self._hide(plan.rows)
         requests = self.requests

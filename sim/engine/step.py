@@ -1,4 +1,4 @@
-"""A step of an engine, or a run of them, while it is executed; and the one that ends a run."""
+"""A step of an engine, or a run of steps, during its execution."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Step:
 
 
 class Run:
-    """A run of steps before the engine cuts it. When each of them ends and what it gives is known
-    since the run began."""
+    """A run of steps before something cuts it. The end and the tokens of each step are known from
+    its begin."""
 
     def __init__(self, executed: Executed) -> None:
         outcome = executed.outcome
@@ -32,7 +32,7 @@ class Run:
         self._ends_s, self._finished = outcome.ends_s, outcome.finished
 
     def following(self, plan: StepPlan, now: float, running: int, waiting: int) -> Step:
-        """The step behind those that are left of the run, which are booked."""
+        """Return the step that follows the rest of the run, whose steps are booked."""
         before = self._executed.outcome
         done = len(before.ends_s)
         ends_s = self._ends_s[: done + 1]

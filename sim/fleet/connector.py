@@ -55,8 +55,8 @@ class LocalPrefill(ABC, Generic[RuleOptions]):
 
 
 class NoneLocal(LocalPrefill[NoOptions]):
-    """Every prompt is computed apart; its decode replica is chosen afterwards, as vLLM's proxy for
-    disaggregated prefill does."""
+    """Compute every prompt apart. The decode replica is chosen afterwards, as in vLLM's proxy for
+    disaggregated prefill."""
 
     name = "none"
     asks = False
@@ -72,8 +72,8 @@ class LlmDOptions(Options):
 
 
 class LlmD(LocalPrefill[LlmDOptions]):
-    """llm-d's decider by prefixes (llm-d-inference-scheduler, `pd-profile-handler`): the decode
-    replica is chosen first, and goes with the request."""
+    """Decide by prefixes, as llm-d does (llm-d-inference-scheduler, `pd-profile-handler`): the
+    decode replica is chosen first and stays with the request."""
 
     name = "llm-d"
     Options = LlmDOptions
@@ -95,8 +95,8 @@ class DynamoOptions(Options):
 
 
 class Dynamo(LocalPrefill[DynamoOptions]):
-    """Dynamo's conditional disaggregation: the decode replica is asked about, and chosen anew when
-    the prompt has been computed."""
+    """Dynamo's conditional disaggregation: look at a decode replica to decide, and choose one anew
+    when the prompt has been computed."""
 
     name = "dynamo"
     Options = DynamoOptions
@@ -130,8 +130,8 @@ class Push:
     timeout_s: float = 480.0
 
     def seen_s(self, since_s: float, heard_s: float) -> float:
-        """When a prefill replica that keeps a prompt since `since_s` sees what it heard at
-        `heard_s` (seconds, not before)."""
+        """Return when a prefill replica notices a message that came at `heard_s`. It keeps the
+        prompt since `since_s` (seconds, not later)."""
         if not self.poll_s:
             return heard_s
         looks = math.ceil((heard_s - since_s) / self.poll_s)
@@ -154,16 +154,16 @@ class Connector:
 
     @property
     def heartbeat_s(self) -> float:
-        """How often a decode replica asks to keep what it will fetch."""
+        """Seconds between two heartbeats of a decode replica that waits for KV."""
         return self.lease_s / 6
 
     @property
     def extension_s(self) -> float:
-        """How long that is kept from then on, at least."""
+        """Least seconds by which a heartbeat extends a lease."""
         return self.lease_s * 2 / 3
 
     def described(self) -> dict[str, object]:
-        """For run.json."""
+        """Return the content for run.json."""
         push = self.push
         pushed = {"push_poll_s": push.poll_s, "push_timeout_s": push.timeout_s} if push else {}
         return {
@@ -175,7 +175,7 @@ class Connector:
 
 
 class Stage(Enum):
-    """How far a decode replica is with the KV that a prefill replica keeps."""
+    """How far a decode replica has got with the KV that a prefill replica keeps."""
 
     AWAITED = auto()  # it has the request, and no room yet; its heartbeats renew the lease
     ANNOUNCED = auto()  # push alone: it has told where the KV goes, and nothing is written yet
@@ -190,7 +190,7 @@ class Gone(Enum):
 
 
 class Freed(Enum):
-    """When the prefill replica's memory is free. If its lease is over before, it is free then."""
+    """When the prefill replica's memory is free, at the latest when its lease ends."""
 
     AT_ONCE = auto()  # the decode replica says that it will not fetch
     LANDED = auto()  # when the transfer is over
@@ -273,27 +273,27 @@ def path(load: Load) -> tuple[Port, Port]:
 # -- how long a prefill replica keeps KV that was not fetched --------------------------------------
 @dataclass(slots=True)
 class Heartbeats:
-    """What a decode replica sends: one for all KV that it waits for, `every_s` after the last
-    one; the first at once."""
+    """Heartbeats of a decode replica: one for all KV that it waits for, every `every_s` seconds,
+    the first at once."""
 
     every_s: float
     _waits_for: int = 0
     _last_s: float = -math.inf
 
     def begin(self, now: float) -> None:
-        """It waits for one more prompt's KV."""
+        """The replica waits for the KV of one more prompt."""
         self._go_on(now)
         if not self._waits_for and now - self._last_s >= self.every_s:
             self._last_s = now
         self._waits_for += 1
 
     def end(self, now: float) -> None:
-        """For one less, and no heartbeat goes out for that any more."""
+        """The replica waits for one prompt less, and sends no further heartbeat for it."""
         self._go_on(now, but_now=True)
         self._waits_for -= 1
 
     def last_s(self, now: float, but_now: bool = False) -> float:
-        """When the latest one was sent, `now` included or not; minus infinity: none was."""
+        """Return when the latest heartbeat was sent (`now` included or not), or minus infinity."""
         self._go_on(now, but_now)
         return self._last_s
 
@@ -328,15 +328,15 @@ class Lease:
         self._beats, self._since_s = beats, now
 
     def let_go(self, now: float) -> None:
-        """It waits for it no more."""
+        """The decode replica no longer waits for the KV."""
         if self._beats is not None:
             self.renew(now, but_now=True)
             self._beats.end(now)
             self._beats = None
 
     def renew(self, now: float, but_now: bool = False) -> float:
-        """When it runs out (seconds), with the heartbeats that have come; one of this instant
-        counts, or not."""
+        """Return when the lease ends (seconds), given the heartbeats so far. A heartbeat of this
+        instant counts or not, as asked."""
         if self._beats is not None:
             last_s = self._beats.last_s(now, but_now)
             if last_s >= self._since_s:

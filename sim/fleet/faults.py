@@ -1,5 +1,5 @@
-"""What goes wrong with replicas while the clock runs: at given times, or drawn from a mean time to
-failure and a mean time to repair (docs/fleet.md). And the rows that a run keeps of them."""
+"""Failures of replicas during a run: at given times, or drawn from a mean time to failure and a
+mean time to repair (docs/fleet.md). Also the rows that a run keeps of them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What goes wrong in a run.
+    """The failures of a run.
 
     faults   at given times
     mttf_s, mttr_s  means of exponential times: from when a replica is up to its crash, and from
@@ -68,7 +68,7 @@ class Schedule:
 
 @dataclass(slots=True, eq=False)
 class Happened:
-    """A fault that came to pass.
+    """A failure that happened.
 
     slot, replica  its number in the schedule, and the replica that it struck
     until_s  when it was to be over, whether the run lasted so long or not; inf: never
@@ -124,8 +124,8 @@ class Faults:
         clock.process(self._life())
 
     def joins(self, replica: Replica, up_s: float) -> None:
-        """One of the beginning, or one that is added and replaces none, up from `up_s` on:
-        where crashes are drawn it has its own."""
+        """A replica is up from `up_s` on that replaces no other. It draws its own crashes if
+        crashes are drawn."""
         self._now_at.append(replica)
         if self.schedule.mttf_s is not None:
             (seed,) = self._seeds.spawn(1)
@@ -203,7 +203,7 @@ class Faults:
 
 
 def failure_rows(fleet: Fleet, happened: Sequence[Happened]) -> pd.DataFrame:
-    """FAILURES, in order of time."""
+    """Return the rows of FAILURES, in order of time."""
     import pandas as pd
 
     under_way = _UnderWay(fleet.requests)
@@ -280,8 +280,8 @@ class _UnderWay:
 
 
 def with_losses(table: Columns, requests: Sequence[Request]) -> Columns:
-    """Rows of `requests`: how often each lost its replica, and how many of its tokens were thrown
-    away since it began anew."""
+    """Return `requests` with two more columns: how often each request lost its replica, and how
+    many of its tokens were discarded because it began anew."""
     return table.assign(
         failures=np.array([r.failures for r in requests], np.int64),
         discarded_tokens=np.array([r.discarded_tokens for r in requests], np.int64),

@@ -1,5 +1,5 @@
-"""Replicas and the requests on them: placing, withdrawing, moving, ending; replicas that come,
-drain and fail while the clock runs (docs/fleet.md)."""
+"""Replicas and their requests: placing, withdrawing, moving, ending. Replicas come, drain and fail
+while the clock runs (docs/fleet.md)."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class Fleet:
 
     # -- replicas ----------------------------------------------------------------------------------
     def add(self, replica: Replica, warm_up_s: float = 0.0) -> None:
-        """A new replica, whose engine counts from the fleet's number of replicas; it takes requests
-        when it has warmed up."""
+        """Add a replica. Its number is the number of replicas so far. It takes requests once it has
+        warmed up."""
         if replica.index != len(self.replicas):
             raise ValueError(f"{replica.label} would be number {len(self.replicas)}")
         if self.recovery.goes_on or self._pool is not None:
@@ -129,8 +129,8 @@ class Fleet:
         self._pull_soon()
 
     def drain(self, index: int, grace_s: float | None = None) -> None:
-        """The replica takes no more requests. It is down when it has none; after `grace_s` seconds
-        those that it still has move, or fail where the fleet does not migrate."""
+        """Give the replica no further requests. It goes down when it has none left. After `grace_s`
+        seconds its requests move, or fail if the fleet does not migrate."""
         replica = self._replica(index)
         if replica.life in (Life.DRAINING, Life.DOWN):
             return
@@ -156,8 +156,8 @@ class Fleet:
                     self.withdraw(replica.requests[row], End.FAILED)
 
     def fail(self, index: int) -> None:
-        """The replica dies now (`Engine.fail`), which its router learns after `detection_s`. Not to
-        be called out of its own engine's events."""
+        """The replica dies now (`Engine.fail`), and its router learns of this after `detection_s`.
+        Not to be called from events of its own engine."""
         replica = self._replica(index)
         if replica.life is Life.DOWN:
             return
@@ -203,7 +203,7 @@ class Fleet:
             self._pool.left(index)
 
     def hear(self, index: int, heard: bool) -> None:
-        """Whether anything that a replica measures, and its KV events, come to its router."""
+        """Set whether measurements and KV events of a replica reach its router."""
         silent_s = self._side(self._replica(index))[1].silent_s
         if heard:
             silent_s.pop(index, None)
@@ -259,7 +259,7 @@ class Fleet:
             self._order.count(self.clock.now)
 
     def described(self) -> dict[str, object]:
-        """For run.json; what each replica is made of is in replicas.parquet."""
+        """Return the content for run.json. What each replica is made of is in replicas.parquet."""
         return {
             "router": self.router.name,
             "router_options": self.router.options.model_dump(mode="json"),
@@ -270,7 +270,7 @@ class Fleet:
     # -- requests ----------------------------------------------------------------------------------
     @property
     def active(self) -> bool:
-        """Whether any request has not ended."""
+        """Return whether any request is unfinished."""
         under_way = any(any(view.in_flight) for view in self._views())
         return bool(self._held) or bool(self._pool) or under_way
 
@@ -283,14 +283,14 @@ class Fleet:
         self._place(request)
 
     def never_sent(self, request: Request) -> None:
-        """It is not to come: what it waits for did not complete."""
+        """Record a request that will not be sent, because an earlier one did not complete."""
         request.number = len(self.requests)
         self.requests.append(request)
         request.end = End.NEVER_SENT
 
     def withdraw(self, request: Request, end: End) -> bool:
-        """Its client left or gave up, now. It is gone from its replica at the next step boundary.
-        False where it had ended."""
+        """The client left or gave up now. The request leaves its replica at the next step boundary.
+        Returns False if it had already ended."""
         if request.end is not End.NONE:
             return False
         if self._held.take(request):
@@ -382,7 +382,7 @@ class Fleet:
         self._dispatched(request, replica)
 
     def close(self, group: int) -> None:
-        """No request of an application will be sent any more."""
+        """No further request of an application will be sent."""
         for replica in self.replicas:
             if (replica.index, group) in self._announced:
                 self._announced.discard((replica.index, group))

@@ -40,19 +40,20 @@ class Between:
 
     @property
     def instant(self) -> bool:
-        """Whether an end is seen when it happens."""
+        """Return whether clients see an end at the moment when it happens."""
         return self._service is None and not self.delays.response_s
 
     def sends(self, request: Request):
-        """A process that ends when the request, which is sent now, is in the fleet's queue; None
-        if it is there already."""
+        """Return a process that ends when the request, sent now, is in the fleet's queue. None if
+        it is there already."""
         if self._service is not None:
             return self._through(request, self._service)
         due = self.clock.now + self.delays.request_side(request.prompt_tokens)
         return self._until(due) if due > self.clock.now else None
 
     def brings(self, request: Request):
-        """A process that ends when the client of `request`, which ended now, has seen it."""
+        """Return a process that ends when the client of `request`, which ended now, has seen the
+        end."""
         if self._service is None:
             return self._until(self.clock.now + self.delays.response_s)
         return self._back(request)
@@ -185,18 +186,20 @@ class Between:
 
 
 class Thread:
-    """Does its jobs one after another, in order of when they are ready."""
+    """A thread that does its jobs one after another, in the order in which they are ready."""
 
     def __init__(self) -> None:
         self.free_s = 0.0  # when all jobs given so far are done
 
     def serve(self, ready_s: float, work_s: float) -> float:
-        """When a job is done that is ready then, not before those given earlier; seconds."""
+        """Return when a job is done that is ready at the given time, which is not before earlier
+        jobs (seconds)."""
         self.free_s = max(self.free_s, ready_s) + work_s
         return self.free_s
 
     def serve_all(self, ready_s: np.ndarray, work_s: np.ndarray) -> np.ndarray:
-        """float64[n]: when each of `n` jobs is done; they are in order of when they are ready."""
+        """Return float64[n]: when each of `n` jobs is done. Jobs are given in the order in which
+        they are ready."""
         done_s = work_s.cumsum()
         waits_s = np.maximum.accumulate(ready_s - (done_s - work_s))
         done_s += np.maximum(waits_s, self.free_s)
@@ -205,7 +208,7 @@ class Thread:
 
 
 class ServerThread(Thread):
-    """The event loop of an API server, with the outputs of the steps of its engine."""
+    """The event loop of an API server. It also handles the outputs of its engine's steps."""
 
     def __init__(self, service: Service, replica: int) -> None:
         super().__init__()
@@ -225,7 +228,8 @@ class ServerThread(Thread):
         self._chunks: list[float] = []
 
     def outputs(self, ends_s: np.ndarray, tokens: np.ndarray) -> None:
-        """Steps ended then (float64[n]), each with so many tokens of requests (float64[n])."""
+        """Steps ended at these times (float64[n]), each with so many tokens of requests
+        (float64[n])."""
         chunks = tokens / self._interval
         fixed_s, stream_s = self._step_s + self._token_s * tokens, self._chunk_s * chunks
         before, free_s = len(self.ends_s), self.free_s
@@ -260,24 +264,25 @@ class ServerThread(Thread):
             self._chunks.append(count)
 
     def handled(self, until_s: float) -> tuple[np.ndarray, np.ndarray]:
-        """When outputs were written by then which the client has not got yet, and their chunks."""
+        """Return when outputs were written by `until_s` that the client has not seen yet, and their
+        chunks."""
         first, last = len(self.client_s), len(self.seen_s)
         while last > first and self.seen_s[last - 1] > until_s:
             last -= 1
         return np.array(self.seen_s[first:last]), np.array(self._chunks[first:last])
 
     def written(self, end_s: float) -> float:
-        """When outputs of the step that ended then are written; if there is none, when the thread
-        is free."""
+        """Return when the outputs of the step that ended at `end_s` are written. Without such a
+        step, return when the thread is free."""
         at = bisect_left(self.ends_s, end_s)
         return self.seen_s[at] if at < len(self.seen_s) else self.free_s
 
     def at_client(self, end_s: float) -> float:
-        """When the client has seen them, of a step whose outputs are written."""
+        """Return when the client has seen the written outputs of a step."""
         at = min(bisect_left(self.ends_s, end_s), len(self.client_s) - 1)
         return self.client_s[at] if at >= 0 else end_s
 
     def at_clients(self, end_s: np.ndarray) -> np.ndarray:
-        """float64[n]: the same of steps that ended at `end_s` (float64[n])."""
+        """Return float64[n]: `at_client` for steps that ended at `end_s` (float64[n])."""
         at = np.searchsorted(self.ends_s, end_s).clip(0, len(self.client_s) - 1)
         return np.maximum(np.array(self.client_s)[at], end_s)

@@ -46,8 +46,7 @@ class FleetOrder:
 
     # -- service -----------------------------------------------------------------------------------
     def count(self, now: float) -> None:
-        """Up to `now` the same replicas were up and had requests as now: to be called before either
-        changes."""
+        """Count the service up to `now`. Called before the set of active replicas changes."""
         served = busy = together = 0
         for replica in self._replicas:
             if replica.life is not Life.UP:
@@ -71,7 +70,7 @@ class FleetOrder:
 
     # -- requests ----------------------------------------------------------------------------------
     def arrives(self, request: Request, now: float, active: bool) -> None:
-        """Stamps it. active: whether the fleet had any request before it."""
+        """Stamp an application. active: whether the fleet had any request before it."""
         stamp = self._stamps.get(request.group, math.nan)
         if math.isnan(stamp):
             self._tell(now)
@@ -94,11 +93,11 @@ class FleetOrder:
         return self.order.request(row, table)
 
     def of(self, group: int) -> float:
-        """The stamp of an application; NaN: it has none."""
+        """Return the stamp of an application, or NaN."""
         return self._stamps.get(group, math.nan)
 
     def leaves(self, request: Request, now: float) -> None:
-        """It will not complete, and so its application will not."""
+        """A request will not complete, so its application will not either."""
         self._tell(now)
         self.order.leaves(request.order)
 
@@ -111,8 +110,8 @@ class FleetOrder:
 
 
 def order_of(policy: Policy, router: Router) -> ApplicationOrder | None:
-    """That the fleet stamps on requests of this policy; None: none. Raises PolicyError where the
-    router would spread what the policy accounts for as a whole."""
+    """Return the order that the fleet stamps on requests of this policy, or None. Raises
+    PolicyError if the router would spread applications that the policy accounts for as a whole."""
     if not policy.traits.orders_applications:
         return None
     own = policy if isinstance(policy, OrdersFleet) else None
@@ -128,8 +127,8 @@ def order_of(policy: Policy, router: Router) -> ApplicationOrder | None:
 
 
 def check_same_order(first: Policy, policy: Policy, number: int) -> None:
-    """Raises PolicyError where replica `number` would order applications in another way than the
-    first that does."""
+    """Raises PolicyError if replica `number` would order applications otherwise than the first
+    replica with an order."""
     if (type(first), first.options) != (type(policy), policy.options):
         raise PolicyError(
             f"replica {number} orders applications by {policy.name!r} with other "

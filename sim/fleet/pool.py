@@ -30,12 +30,12 @@ _OFFLINE = int(RequestClass.BEST_EFFORT)
 
 
 def offline(request: Request) -> bool:
-    """Whether it waits here, where a fleet has such a pool."""
+    """Return whether the request waits in the pool, if the fleet has one."""
     return request.values.get("service_class") == _OFFLINE
 
 
 class FamilyPool:
-    """window  offline requests; a replica that has fewer pulls"""
+    """Families of offline requests that wait to be pulled."""
 
     def __init__(self, window: int) -> None:
         if window < 1:
@@ -58,14 +58,14 @@ class FamilyPool:
         return number in self._waits
 
     def read_texts(self, block_tokens: int) -> None:
-        """The fleet has its first replica, whose KV blocks are of that size."""
+        """The fleet has its first replica, which gives the size of KV blocks."""
         if not self._block_tokens:
             self._block_tokens = block_tokens
             for request, since_s in self.clear():
                 self.add(request, since_s)
 
     def family(self, request: Request) -> Family:
-        """The same for requests that share a text."""
+        """Return the family of a request: equal for requests that share a text."""
         contents = request.contents(self._block_tokens) if self._block_tokens else None
         if contents is not None and len(contents):
             return "text", int(contents[0])
@@ -84,7 +84,7 @@ class FamilyPool:
             heappush(self._order, (number, self._entries, family))
 
     def remove(self, request: Request) -> bool:
-        """Its client left. False where it does not wait here."""
+        """The request's client left. Returns False if the request does not wait here."""
         if request.number not in self._waits:
             return False
         family, _ = self._waits.pop(request.number)
@@ -104,29 +104,29 @@ class FamilyPool:
 
     # -- replicas ----------------------------------------------------------------------------------
     def came(self, replica: int) -> None:
-        """An offline request was sent there."""
+        """An offline request was sent to a replica."""
         self._here[replica] = self._here.get(replica, 0) + 1
 
     def left(self, replica: int) -> None:
-        """One is not there any more."""
+        """An offline request has left a replica."""
         self._here[replica] -= 1
 
     def home(self, request: Request, view: FleetView) -> int | None:
-        """Where the rest of its family is or was, if that replica still takes requests."""
+        """Return the replica that has the request's family, if it still takes requests."""
         home = self._homes.get(self.family(request))
         return home if home is not None and view.takes[home] else None
 
     def puller(self, view: FleetView) -> int | None:
-        """The replica that is to pull first: that with the fewest offline requests, if these are
-        fewer than its window. None if no request waits, or all replicas have enough."""
+        """Return the replica that pulls next: the one with the fewest offline requests, if fewer
+        than its window. None if no request waits or all replicas have enough."""
         if not self._waits or not view.up:
             return None
         replica = min(view.up, key=lambda index: self._here.get(index, 0))
         return replica if self._here.get(replica, 0) < self.window else None
 
     def pull(self, view: FleetView) -> tuple[int, list[Request]] | None:
-        """The puller, and the family that goes there now: the one that came first, its requests in
-        order of coming. None where nothing goes anywhere."""
+        """Return the puller and the family that came first, its requests in order of coming. None
+        if nothing moves."""
         replica = self.puller(view)
         if replica is None:
             return None
@@ -160,15 +160,16 @@ class Held:
         self._since_s.setdefault(request.number, now)
 
     def take(self, request: Request) -> bool:
-        """To place it again. False where it does not wait."""
+        """Take a request out to place it again. Returns False if it does not wait."""
         return self.queues[offline(request)].pop(request.number, None) is not None
 
     def placed(self, request: Request) -> None:
-        """It waits no more, if it did."""
+        """The request was placed and waits no longer."""
         self._since_s.pop(request.number, None)
 
     def clear(self) -> list[tuple[Request, float]]:
-        """All that waited, by number, and since when (seconds)."""
+        """End all waits. Returns the requests by number, each with the time since which it waited
+        (seconds)."""
         waited = [request for queue in self.queues for request in queue.values()]
         waited.sort(key=lambda request: request.number)
         since = [(request, self._since_s[request.number]) for request in waited]
@@ -179,7 +180,7 @@ class Held:
 
 
 class PulledPool(FamilyPool):
-    """When replicas pull offline requests out of the pool, and what returns to it.
+    """Decides when replicas pull offline requests, and takes requests back.
 
     dispatch  sends a request to a replica, by index
     """
@@ -192,7 +193,8 @@ class PulledPool(FamilyPool):
         self._pulls = False  # at the end of this instant
 
     def place(self, request: Request) -> bool:
-        """To its family, or into the pool. False where it is to wait."""
+        """Send a request to its family's replica, or keep it in the pool. Returns False if it
+        waits."""
         home = self.home(request, self._view)
         if home is not None:
             self._dispatch(request, home)
@@ -225,8 +227,8 @@ class PulledPool(FamilyPool):
 
 
 def return_offline(replica: Replica) -> None:
-    """Of a replica that drains: offline requests that it has not begun go back to the pool, at the
-    next step boundary."""
+    """Return a draining replica's offline requests that have not begun to the pool, at its next
+    step boundary."""
     table = replica.engine.core.requests
     idle = (table.state == State.WAITING) & (table.end == End.NONE) & (table.output_tokens == 0)
     for row in np.flatnonzero(idle).tolist():

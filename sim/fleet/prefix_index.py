@@ -27,20 +27,20 @@ class PrefixIndex:
 
     @property
     def replicas(self) -> list[int]:
-        """Those that are in the index, in the order in which they came."""
+        """Return the replicas of the index, in order of coming."""
         return list(self._caches)
 
     def add(self, replica: int) -> KvListener:
-        """A replica comes, with nothing in its cache. Returns what is to hear its events:
-        `ledger.subscribe(index.add(replica))`. Raises ValueError where it is here already."""
+        """Add a replica with an empty cache. Returns the listener for its events:
+        `ledger.subscribe(index.add(replica))`. Raises ValueError if the replica is here already."""
         if replica in self._caches:
             raise ValueError(f"replica {replica} is in the prefix index already; remove it first")
         cache = self._caches[replica] = _Cache()
         return cache
 
     def remove(self, replica: int) -> None:
-        """A replica is gone, and what it had; its later events are dropped. Raises
-        KeyError where it is not here."""
+        """Remove a replica and its contents; later events of it are dropped. Raises KeyError if it
+        is not here."""
         del self._caches[replica]
 
     def longest_prefix(self, replica: int, contents: np.ndarray) -> int:
@@ -52,15 +52,15 @@ class PrefixIndex:
         return self._caches[replica].longest_prefix(contents)
 
     def longest_prefixes(self, contents: np.ndarray) -> dict[int, int]:
-        """`longest_prefix` of every replica."""
+        """Return `longest_prefix` of every replica."""
         return {name: cache.longest_prefix(contents) for name, cache in self._caches.items()}
 
     def size(self, replica: int) -> int:
-        """How many contents the replica has. Raises KeyError where it is not here."""
+        """Return how many contents the replica has. Raises KeyError if it is not here."""
         return self._caches[replica].size
 
     def contents(self, replica: int) -> np.ndarray:
-        """int64[n]: all that the replica has, ascending. Raises KeyError where it is not here."""
+        """Return int64[n]: the replica's contents, ascending. Raises KeyError if it is not here."""
         return self._caches[replica].contents()
 
 
@@ -109,26 +109,26 @@ class RecentPrefixes:
         self._recent: dict[int, _Recent] = {}
 
     def add(self, replica: int, capacity: int) -> None:
-        """A replica comes, that is thought to keep so many blocks."""
+        """Add a replica that is assumed to keep so many blocks."""
         self._recent[replica] = _Recent(capacity)
 
     def remove(self, replica: int) -> None:
         self._recent.pop(replica, None)
 
     def sent(self, replica: int, contents: np.ndarray, now: float) -> None:
-        """A prompt goes to a replica: int64[n], its blocks from the first on."""
+        """A prompt was sent to a replica. Given: int64[n], its blocks from the first on."""
         if len(contents) and replica in self._recent:
             self._recent[replica].put(contents, now)
 
     def longest_prefix(self, replica: int, contents: np.ndarray, now: float) -> int:
-        """Leading blocks of a prompt that are thought to be there."""
+        """Return the leading blocks of a prompt that are assumed to be cached."""
         recent = self._recent[replica]
         if self._ttl_s is not None:
             recent.expire(now - self._ttl_s)
         return recent.longest_prefix(contents)
 
     def size(self, replica: int) -> int:
-        """Blocks that are thought to be there."""
+        """Return the blocks that are assumed to be cached."""
         return self._recent[replica].size
 
 
@@ -216,8 +216,8 @@ def _nest(a: int, b: int) -> bool:
 
 
 def shared_contents(workload: Workload, block_tokens: int) -> int:
-    """How many content ids `content_ids` can give. Raises WorkloadError where the block sizes do
-    not fit together."""
+    """Return how many content ids `content_ids` can give. Raises WorkloadError if the block sizes
+    do not fit together."""
     prefix = workload.prefix
     if prefix is None:
         return 0
@@ -275,7 +275,7 @@ class KvNews:
             self.arrive(stored, contents)
 
     def arrive(self, stored: bool, contents: np.ndarray) -> None:
-        """The router hears it now."""
+        """Deliver the event to the router."""
         if self._replica.life is not Life.DOWN:
             self._router.view.now = self._clock.now
             hear = self._router.on_stored if stored else self._router.on_removed
@@ -283,7 +283,7 @@ class KvNews:
 
 
 def deliver(news: deque[News], now: float) -> None:
-    """All that is due."""
+    """Deliver all events that are due."""
     while news and news[0].due_s <= now:
         _, source, stored, contents = news.popleft()
         source.arrive(stored, contents)

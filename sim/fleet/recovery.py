@@ -1,4 +1,5 @@
-"""What becomes of requests whose replica failed, and what each failure cost (docs/fleet.md)."""
+"""Decides what happens to requests of a failed replica, and records what each failure cost
+(docs/fleet.md)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class Recovery:
 
 
 def needs_withdrawal(replica: Replica) -> None:
-    """Raises PolicyError where its requests cannot be taken from it."""
+    """Raises PolicyError if requests cannot be withdrawn from this policy."""
     policy = replica.engine.core.policy
     if not policy.withdraws():
         raise PolicyError(
@@ -105,12 +106,12 @@ class Loss:
         return lost, [row for row in rows if row not in here]
 
     def wait(self, rows: Iterable[int]) -> None:
-        """Until the router knows."""
+        """Wait until the router knows of the failure."""
         for row in rows:
             request = self.replica.requests[row]
             self.unseen[request.number] = request, row
 
     def sent(self, request: Request) -> None:
-        """By a router that does not know."""
+        """A request was sent there by a router that does not know of the failure."""
         self.requests += 1
         self.unseen[request.number] = request, None

@@ -1,4 +1,4 @@
-"""An engine of a fleet, with what it was made of, its role, and its life."""
+"""A replica of a fleet: its engine, what it is made of, its role, and its life."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Replica:
 
     @property
     def prefills(self) -> bool:
-        """What it emits is no client's."""
+        """Return whether the replica only computes prompts. Clients get none of its tokens."""
         return self.role is Role.PREFILL
 
     @property
@@ -85,7 +85,7 @@ class Replica:
         self.since_s[life] = now
 
     def row_of_life(self) -> dict[str, object]:
-        """Of replicas.parquet; NaN seconds: did not come to that."""
+        """Return its row of replicas.parquet. NaN seconds: this state was not reached."""
         ledger = self.engine.core.ledger
         return {
             "replica": self.index,

@@ -71,7 +71,7 @@ class Request:
 
     @property
     def leaving(self) -> bool:
-        """It has ended, or does so at the next boundary of its replica."""
+        """Return whether the request has ended, or ends at its replica's next boundary."""
         if self.end is not End.NONE or not self.placements:
             return self.end is not End.NONE
         replica, row, _ = self.placements[-1]
@@ -80,28 +80,28 @@ class Request:
 
     @property
     def served(self) -> Placement | None:
-        """The last stay whose tokens are its client's; None: there was none."""
+        """Return the last stay whose tokens reached the client, or None."""
         stays = reversed(self.placements[self.anew :] if self.anew else self.placements)
         return next((stay for stay in stays if not stay.replica.prefills), None)
 
     @property
     def emitted_tokens(self) -> int:
-        """That its client has."""
+        """Return the tokens that the client has."""
         if (stay := self.served) is None:
             return 0
         replica, row, _ = stay
         return int(replica.engine.core.requests.output_tokens[row])
 
     def begin_anew(self) -> int:
-        """Its tokens so far are thrown away; how many these are."""
+        """Discard the tokens so far. Returns their number."""
         tokens = self.emitted_tokens
         self.discarded_tokens += tokens
         self.anew = len(self.placements)
         return tokens
 
     def columns(self, now: float) -> dict[str, Any]:
-        """Of a row for it on another replica, from `now` on: what its client has goes with it, its
-        KV does not."""
+        """Return the columns of a row for the request on another replica, from `now` on. The
+        client's tokens move with it, its KV does not."""
         columns = {**self.values, "group": self.group, "arrival_s": self.arrival_s, "placed_s": now}
         if not math.isnan(self.order):
             columns["order"] = self.order

@@ -1,5 +1,5 @@
-"""What a fleet leaves behind: a row for each request, for each placement of one, and for each
-replica; of times to first token their parts."""
+"""The rows that a fleet leaves: one for each request, each stay on a replica, and each replica.
+Also the parts of times to first token."""
 
 from __future__ import annotations
 

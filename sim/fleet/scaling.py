@@ -32,8 +32,8 @@ class Ticking(Options):
 
 @dataclass(frozen=True)
 class Demand:
-    """Work of requests that arrive from one time to another (seconds), in seconds of one replica;
-    their mean prompt, in tokens."""
+    """Work of the requests that arrive in an interval, in seconds of one replica, and their mean
+    prompt in tokens."""
 
     seconds: Callable[[float, float], float]
     prompt_tokens: Callable[[float, float], float]
@@ -41,7 +41,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an autoscaler looks at.
+    """What an autoscaler sees.
 
     now       seconds
     loads     of each replica that takes requests; its KV memory is that of `block_tokens` a block
@@ -64,7 +64,7 @@ class Seen:
 
 
 class Scaler(ABC, Generic[ScalerOptions]):
-    """Decisions only. It may keep what it saw."""
+    """Decides how many replicas there should be. It may remember what it saw."""
 
     name: ClassVar[str]
     Options: type[ScalerOptions] = Ticking  # type: ignore[assignment]
@@ -74,15 +74,15 @@ class Scaler(ABC, Generic[ScalerOptions]):
         self.setup()
 
     def setup(self) -> None:
-        """The state of a new one; its options are set."""
+        """Create the state of a new scaler. Its options are already set."""
 
     @abstractmethod
     def wants(self, seen: Seen) -> int:
-        """Replicas that there shall be, those that start up counted."""
+        """Return how many replicas there should be, those that start up included."""
 
 
 class Fixed(Scaler[Ticking]):
-    """As many as there are."""
+    """Keep the present number of replicas."""
 
     name = "fixed"
 

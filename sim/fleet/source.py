@@ -1,5 +1,5 @@
-"""Submits a workload's requests to a fleet, in time: arrivals, closed-loop stages, the best-effort
-pool, clients that give up."""
+"""Sends a workload's requests to a fleet over time: arrivals, later stages of closed loops, the
+best-effort pool, and clients that give up."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class RequestSource:
 
     @property
     def over(self) -> bool:
-        """No request will be sent any more."""
+        """Return whether no further request will be sent."""
         looping = self._pool is not None and not self._pool.over
         return not (self._unsent or self._under_way or looping)
 
@@ -147,7 +147,7 @@ class RequestSource:
         )
 
     def send(self, request: Request) -> None:
-        """A client sends it now."""
+        """A client sends the request now."""
         request.sent_s = self.clock.now
         on_the_way = self.between.sends(request)
         if on_the_way is None:

@@ -1,4 +1,4 @@
-"""What a router may look at, and how old and complete it is."""
+"""What a router sees of its replicas, and how old and complete that is."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class FleetView:
     def empty(
         cls, now: float, signals: Signals, snapshot: Callable[[int, float], Load]
     ) -> FleetView:
-        """Of a fleet without replicas."""
+        """Return the view of a fleet without replicas."""
         return cls(now, [], [], [], signals, snapshot)
 
     def add(self, num_blocks: int, block_tokens: int, model: StepTimeModel | None) -> None:
-        """The next replica, which takes no requests yet."""
+        """Add the next replica, which takes no requests yet."""
         self.takes.append(False)
         self.in_flight.append(0)
         self.num_blocks.append(num_blocks)
@@ -50,13 +50,13 @@ class FleetView:
         self.models.append(model)
 
     def measured_s(self, replica: int) -> float:
-        """When the latest snapshot that has come from a replica was taken."""
+        """Return when the latest snapshot of a replica that has arrived was taken."""
         at_s = self.signals.measured_s(replica, self.now)
         return min(at_s, self.silent_s.get(replica, at_s)) if self.silent_s else at_s
 
     def load(self, replica: int) -> Load:
-        """That snapshot. Inside a run of steps too it is what single steps would show, and it cuts
-        no run."""
+        """Return the latest snapshot of a replica. Inside a run of steps it shows what single steps
+        would, and does not cut the run."""
         return self.snapshot(replica, self.measured_s(replica))
 
 
@@ -65,9 +65,10 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Signals:
-    """How old, and how complete, what a router hears of replicas is. Production routers poll
-    `/metrics` and receive KV events over a socket: measurements are old, and some never come.
-    Losses are drawn by number, not by order, so they are the same in every run with one seed.
+    """Age and loss of what a router hears of replicas. Production routers poll `/metrics` and
+    receive KV events over a socket, so measurements are old and some never arrive. Losses are drawn
+    by number, so that runs with one seed lose the same ones. Times are seconds, shares 0 to 1. All
+    zero: the router sees the present.
 
     Seconds, and shares of 0 to 1. All zero: what is true now.
 
@@ -86,7 +87,7 @@ class Signals:
     seed: int = 0
 
     def measured_s(self, replica: int, now: float) -> float:
-        """When what the router knows of a replica at `now` was measured; not after now."""
+        """Return when the router's present knowledge of a replica was measured; not after now."""
         at_s = now - self.age_s
         if not self.interval_s:
             return at_s
@@ -96,7 +97,7 @@ class Signals:
         return min(tick * self.interval_s, at_s)
 
     def event_is_lost(self, replica: int, number: int) -> bool:
-        """Of the events of a replica, counted from 0."""
+        """Return whether an event of the replica, counted from 0, is lost."""
         return self.events_lost > 0 and _share(~self.seed, replica, number) < self.events_lost
 
 

@@ -1,5 +1,5 @@
-"""What a plan chooses from: GPU kinds, tensor-parallel degrees, policies and routers, as replicas
-of one kind. A candidate that cannot hold the model or the longest request is left out, with the
+"""Candidates of a plan: GPU kinds, tensor-parallel degrees, policies and routers, as replicas of
+one kind. A candidate that cannot hold the model or the longest request is left out, with the
 reason."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A candidate that no number of replicas makes fit, and why."""
+    """A candidate that no number of replicas makes fit, with the reason."""
 
     gpu: str
     tp: int
@@ -112,7 +112,7 @@ def candidates(
 
 
 def check_list(flag: str, given: list) -> None:
-    """Raises SettingsError where it is empty, holds a count below 1, or something twice."""
+    """Raises SettingsError if the list is empty, or holds a count below 1 or something twice."""
     if not given:
         raise SettingsError(f"--{flag}: names nothing; give at least one")
     for one in given:
@@ -123,8 +123,8 @@ def check_list(flag: str, given: list) -> None:
 
 
 def own_profile(model: str) -> Profile | None:
-    """The profile of this file; None where `model` names none. Raises ProfileError for a damaged
-    one."""
+    """Return the profile of this file, or None if `model` names none. Raises ProfileError for a
+    damaged file."""
     path = Path(model)
     if path.suffix != ".json" or path.name == "config.json" or not path.is_file():
         return None

@@ -1,5 +1,5 @@
-"""A closer look at the size that was chosen: other draws of the same peak, the size below it, what
-the error of the step times makes of it, and the rate that one replica keeps."""
+"""More about the chosen size: other draws of the peak, the size below, the effect of wrong step
+times, and the rate that one replica keeps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HALVINGS = 5  # of the rate of one replica: to a 16th of its share of the peak
 
 @dataclass(frozen=True)
 class Sized:
-    """Some replicas on the peaks. attained: by peak, of all draws."""
+    """A number of replicas, tried on the peaks. attained: by peak, over all draws."""
 
     replicas: int
     attained: tuple[tuple[Attained, ...], ...]
@@ -43,7 +43,7 @@ def sized(n: int, objectives: Sequence[Objective], draws: Sequence[Sequence[Tria
 def drawn(
     size: Size, objectives: Sequence[Objective], n: int, draws: int, fleet: str | None = None
 ) -> Trials:
-    """`n` replicas under so many draws, each to its end. fleet: as of `on_peaks`. Returns a
+    """Run `n` replicas under so many draws, each to its end. fleet: as of `on_peaks`. Returns a
     Sized."""
     found, known = [], size.trials.get(n, [])
     for draw in range(draws):
@@ -58,8 +58,8 @@ def drawn(
 
 
 def surely(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> Trials:
-    """The sizes from `n` on, until one meets the objectives beyond doubt. The number above `n` is
-    tried in any case: it may show that more are worse. Returns list[Sized]."""
+    """Return the sizes from `n` on, until one meets the objectives beyond doubt. The number above
+    `n` is always tried, since it may show that more replicas are worse. Returns list[Sized]."""
     found: list[Sized] = []
     for number in range(n, min(n + MORE, size.most) + 1):
         one = yield from drawn(size, objectives, number, draws)
@@ -76,8 +76,8 @@ def surely(size: Size, objectives: Sequence[Objective], n: int, draws: int) -> T
 
 
 def with_error(size: Size, n: int, sign: int) -> Trials:
-    """The smallest number where all steps take longer (sign 1) or less (-1) by what is expected of
-    the profile; None: not even `farthest` are enough."""
+    """Return the smallest number if all steps take longer (sign 1) or less (-1) by the profile's
+    expected error. None: not even `farthest` replicas are enough."""
     off = steps_off(size.candidate, sign, most_decodes(size, n))
     guess = n if sign > 0 else max(n - 1, 1)  # shorter steps: n is enough if n - 1 is
     numbers: Any = smallest(guess, 1, farthest(size, n), above=False)
@@ -91,25 +91,26 @@ def with_error(size: Size, n: int, sign: int) -> Trials:
 
 
 def most_decodes(size: Size, n: int) -> int:
-    """Requests that decode at once on one of `n` replicas."""
+    """Return the most requests that decode at once on one of `n` replicas."""
     return max((trial.most_decodes for trial in size.trials.get(n, ())), default=0)
 
 
 def steps_off(candidate: Candidate, sign: int, decodes: int = 0) -> tuple[float, float]:
-    """Factors on decode and prefill steps: longer (sign 1) or shorter (-1). decodes: most at
+    """Return factors on decode and prefill steps: longer (sign 1) or shorter (-1). decodes: most at
     once."""
     errors = expected_errors(candidate.hardware.profile, decodes=decodes)
     return (1 + errors.decode.error) ** sign, (1 + errors.prefill.error) ** sign
 
 
 def farthest(size: Size, n: int) -> int:
-    """Most replicas that are tried with longer steps, where `n` are enough without."""
+    """Return the most replicas to try with longer steps, if `n` are enough without."""
     return min(FARTHEST * n, size.most)
 
 
 def rate_of_one(size: Size, n: int) -> Trials:
-    """The rate that one replica keeps, as a share of the peak's, or None where it keeps not even a
-    small part of it. It says nothing of how many are enough: replicas share a burst."""
+    """Return the rate that one replica keeps, as a share of the peak's, or None if it keeps next to
+    nothing. The share does not tell how many replicas are enough, because replicas share a burst.
+    """
     if n == 1:
         return 1.0
 

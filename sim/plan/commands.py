@@ -1,4 +1,4 @@
-"""The `vllm serve` command lines that deploy a plan, one for each replica."""
+"""The `vllm serve` command lines of a plan, one for each replica."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FIRST_PORT = 8000
 def serve_arguments(
     candidate: Candidate, index: int, slo: tuple[float | None, float | None], longest: int
 ) -> list[str]:
-    """The words of replica `index`. slo: (TTFT, TPOT) seconds, for policies that go by deadlines.
-    longest: tokens of the longest request, which the server has to take."""
+    """Return the words of replica `index`. slo: (TTFT, TPOT) seconds, for policies that use
+    deadlines. longest: tokens of the longest request, which the server must accept."""
     hardware, config = candidate.hardware, candidate.config
     profile, limits = hardware.profile, hardware.limits
     words = ["vllm", "serve", hub_id(profile.llm.name), "--port", str(FIRST_PORT + index)]
@@ -36,13 +36,13 @@ def serve_arguments(
 
 
 def hub_id(model: str) -> str:
-    """The id on Hugging Face of a model of the catalogue; the name itself of any other."""
+    """Return the Hugging Face id of a catalogue model; for another name, the name itself."""
     known = PUBLISHED.get(model.lower())
     return model if known is None else known.hub
 
 
 def deadlines_told(candidate: Candidate) -> bool:
-    """Whether its servers are told objectives: vLLM's own scheduler goes by none."""
+    """Return whether its servers get objectives. vLLM's own scheduler uses none."""
     return parse_policy(candidate.policy).text != "vllm"
 
 

@@ -34,7 +34,7 @@ _AT_ONCE = 2  # candidates that are looked at while it is not known which one is
 
 @dataclass(frozen=True)
 class Day:
-    """A candidate with offline work beside it.
+    """A candidate with offline work added.
 
     replicas  the smallest number, from that of step 1 on, that keeps the objectives at the peak
               beside the offline work; None: not even the most allowed
@@ -51,7 +51,7 @@ class Day:
 
     @property
     def holds(self) -> bool:
-        """At every level."""
+        """Return whether the objectives are kept at every level."""
         return self.replicas is not None and all(
             trial.keeps for _, _, one in self.levels for trial in one.trials
         )
@@ -107,8 +107,8 @@ def plan_day(
 
 
 def day_load(peaks: Sequence[Peak]) -> tuple[np.ndarray, str]:
-    """(float64[1440]: the load in each minute of a day, as a share of the peak's, and what that
-    is). Of several traces the tide is taken."""
+    """Return float64[1440], the load in each minute of a day as a share of the peak's, and what
+    that load is. For several traces it is the tide."""
     if len(peaks) == 1 and peaks[0].day is not None:
         return peaks[0].day, f"the first day of {peaks[0].trace}"
     minutes = (np.arange(round(DAY_S / _MINUTE_S)) + 0.5) * _MINUTE_S

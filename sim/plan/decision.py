@@ -1,5 +1,5 @@
-"""What to buy: the row that is cheapest by the number of replicas that its range of step times
-needs, and why it is not the first one."""
+"""What to buy: the row that is cheapest by the number of replicas that its range of step times may
+need, and why it is not the first row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Decision:
 
     @property
     def most(self) -> int | None:
-        """Replicas that the whole range needs."""
+        """Return the replicas that the whole range needs."""
         return None if self.slow is None else max(self.slow, self.replicas)
 
     def cost(self, replicas: int) -> float | None:
@@ -38,7 +38,7 @@ class Decision:
 
 
 def decide(plan: Plan) -> tuple[Decision, Decision] | None:
-    """What to buy, and the first row; None where nothing is enough."""
+    """Return what to buy and the first row, or None if nothing is enough."""
     found = [_of(row) for row in plan.rows if row.closer is not None]
     if not found:
         return None
@@ -58,7 +58,7 @@ def _of(row: Row) -> Decision:
 
 
 def decision_lines(plan: Plan) -> list[str]:
-    """What to buy, in a sentence; and why not the first row, in another."""
+    """Return what to buy, in a sentence, and a second sentence if it is not the first row."""
     found = decide(plan)
     if found is None:
         return []
@@ -101,7 +101,7 @@ def _why(one: Decision) -> str:
 
 
 def decided(plan: Plan) -> dict[str, Any] | None:
-    """For plan.json: the row's place and its numbers."""
+    """Return the content for plan.json: the row's place and its numbers."""
     found = decide(plan)
     if found is None:
         return None

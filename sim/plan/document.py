@@ -1,4 +1,4 @@
-"""A plan as plan.json holds it."""
+"""The content of plan.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from twinserve.sim.results.versions import PLANS
 
 
 def described(plan: Plan, prices: Prices) -> dict[str, Any]:
-    """plan.json."""
+    """Return the content of plan.json."""
     document = {
         "question": asdict(plan.question),
         "asked": head_lines(plan),

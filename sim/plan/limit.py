@@ -1,4 +1,8 @@
-"""The most load that one server keeps its objectives under: requests a second, or clients at once.
+"""The largest load at which one server keeps its objectives: requests a second, or clients at once.
+Every load has the same requests. Another rate draws their arrivals out or presses them together, so
+two loads differ in nothing else. Rates lie on one grid of 2 % steps, so limits of several settings
+compare. A load is kept if enough of the judged requests keep every objective and the queue does not
+grow. The first tenth of the requests fills the server and is not judged.
 
 Every load has the same requests: at another rate their arrivals are drawn out or pressed together.
 So two loads, or two settings, differ in nothing but what is asked. Rates lie on one grid of steps
@@ -69,7 +73,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a load gave. queue: verdict and reason, "" of a closed loop; numbers: by name."""
+    """The result of a load. queue: verdict and reason, "" of a closed loop; numbers: by name."""
 
     trial: Trial
     queue: tuple[str, str]
@@ -95,7 +99,7 @@ class Point:
 
     @property
     def answer(self) -> str:
-        """Beyond doubt or not, as of a plan's sizes."""
+        """Return the verdict, with doubt, as for a plan's sizes."""
         if self.grows:
             return "fails"
         found = together(self.attained)
@@ -104,7 +108,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Limit:
-    """setting's answer.
+    """The answer for a setting.
 
     load      the largest that is kept; None: not even the smallest
     low, high  the largest load that is kept beyond doubt, and the largest that does not fail beyond
@@ -128,7 +132,7 @@ class Limit:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Of the server's words, and of the run at the limit."""
+        """Return the notices of the server's words and of the run at the limit."""
         return _said((*self.setting.notices, *(self.point or self.points[0]).notices))
 
 
@@ -147,8 +151,9 @@ def find_limits(
     workers: Executor,
     report: Callable[[int, int], None],
 ) -> Limits:
-    """configs: axes and settings of each server. draws: of the requests, for the intervals. closed:
-    clients at once instead of a rate. Raises SettingsError, WorkloadError, ProfileError."""
+    """Return the limit of each server. configs: axes and settings of each server. draws: of the
+    requests, for the intervals. closed: clients at once instead of a rate. Raises SettingsError,
+    WorkloadError, ProfileError."""
     objectives = plan_objectives(configs[0][1].slo or "")
     sized = [_sized(config) for _, config in configs]
     count = max(n for _, n in sized)
@@ -177,7 +182,7 @@ def find_limits(
 
 # -- the loads -------------------------------------------------------------------------------------
 def run_load(load: Load) -> Ran:
-    """Raises what `resolve` does."""
+    """Run one load. Raises what `resolve` does."""
     inputs = _at(resolve(SimulationConfig(**load.settings), sources=SOURCES), load)
     result = run_policy(inputs, inputs.policies[0])
     r = RequestColumns.of(result.rows.requests)
@@ -203,7 +208,7 @@ def _at(inputs: Inputs, load: Load) -> Inputs:
 
 
 def rate_of(workload: Workload) -> float:
-    """Requests/s. Raises WorkloadError where all come at once."""
+    """Return requests/s. Raises WorkloadError if all arrive at once."""
     if not workload.span_s > 0:
         raise WorkloadError(
             f"{workload.provenance.name}: all requests come at once, so they have no rate to "
@@ -230,7 +235,7 @@ def _numbers(r: RequestColumns, since_s: float, until_s: float) -> dict[str, flo
 
 
 def place_of(load: float, closed: bool) -> int:
-    """The nearest place on the grid."""
+    """Return the nearest place on the grid."""
     if closed:
         return max(round(load), 1)
     place = _ZERO + round(float(np.log(load) / np.log1p(STEP)))
@@ -238,7 +243,8 @@ def place_of(load: float, closed: bool) -> int:
 
 
 def load_at(place: int, closed: bool) -> float:
-    """Clients, or requests/s with three digits, so that a printed rate can be given again."""
+    """Return clients, or requests/s rounded to three digits, so that a printed rate can be given
+    again."""
     return place if closed else float(f"{(1 + STEP) ** (place - _ZERO):.3g}")
 
 

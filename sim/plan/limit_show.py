@@ -47,7 +47,7 @@ def _notices(found: Limits) -> list[str]:
 
 
 def lines_of(found: Limits) -> list[str]:
-    """What was asked, and what each server keeps."""
+    """Return the lines that state the question and what each server keeps."""
     said = ", ".join(map(str, found.objectives))
     step = "" if found.closed else f"; steps of {STEP:.0%}"
     count = found.limits[0].setting.requests
@@ -154,7 +154,7 @@ def _cells_of(found: Limits) -> tuple[list[str], list[list[str]]]:
 
 # -- for programs ----------------------------------------------------------------------------------
 def described(found: Limits) -> dict[str, Any]:
-    """limit.json."""
+    """Return the content of limit.json."""
     head, rows = _cells_of(found)
     document = {
         "objectives": [str(one) for one in found.objectives],
@@ -215,8 +215,8 @@ def _limit(limit: Limit) -> dict[str, Any]:
 
 
 def on_front(found: Limits) -> list[tuple[str, float, float, float]]:
-    """(setting, load, tokens/s of a user, output tokens/s of a GPU) of the points that no other
-    point beats in both, of all loads at which the queue does not grow."""
+    """Return (setting, load, tokens/s of a user, output tokens/s of a GPU) of each point that no
+    other beats in both. Only loads whose queue does not grow count."""
     points = _interactive(found)
     chosen = front([(x, y) for *_, x, y in points], False, False)
     return [points[i] for i in chosen]

@@ -1,4 +1,4 @@
-"""The part of a trace that a plan is made for: its peak, as recorded, with what comes before it."""
+"""The part of a trace that a plan is made for: its recorded peak, with the time before it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Replicas that fail together when the judged part begins, and do not come back in it.
+    """Replicas that fail together when the judged part begins, and stay down in it.
 
     crashes  how many
     on_failure, detection_s  as --on-failure and --detection have it
@@ -85,11 +85,10 @@ def find_peak(
     rate: float | None = None,
     read: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Peak:
-    """peak_s: seconds of the run, so that a trace that grows by 1.5 gives 1.5 times as many seconds
-    of its recording; lead_s: seconds of the run before them. rate: requests/s of a generated trace,
-    whose peak is all that comes behind the lead. read: `format` and `columns` of a file. Raises
-    SettingsError, WorkloadError.
-    """
+    """Return the peak of a trace. peak_s: seconds of the run, so a trace that grows by 1.5 gives
+    1.5 times as many seconds of its recording; lead_s: seconds of the run before the peak. rate:
+    requests/s of a generated trace, whose peak is all that follows the lead. read: `format` and
+    `columns` of a file. Raises SettingsError, WorkloadError."""
     generated = is_synthetic(trace)
     if rate is not None and not generated:
         raise SettingsError(
@@ -158,9 +157,10 @@ def _load(trace: str, read: Mapping[str, str | None]) -> Workload:
 
 
 def peak_window(online: Workload, seconds: float) -> tuple[float, float]:
-    """(start, end) of the `seconds` in which most prompt and output tokens arrive; the earliest,
-    where several do. The whole trace, if it is shorter. Later stages of sessions come when they
-    come, and do not count.
+    """Return (start, end) of the `seconds` in which most prompt and output tokens arrive; the
+    earliest such window. A shorter trace is taken whole. Later stages of sessions do not count,
+    since their times depend on the run. Raises SettingsError if `seconds` is not above 0 and
+    finite, WorkloadError if no request has an arrival time.
 
     Raises SettingsError where `seconds` is not above 0 and finite, WorkloadError where no request
     has an arrival time.

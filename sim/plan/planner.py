@@ -1,5 +1,5 @@
-"""Which GPUs, and how many of them, keep the objectives at the peak of a trace at the least cost:
-step 1 of Echo's toolkit (Sec. 5.4), over kinds of replicas."""
+"""Which GPUs, and how many, keep the objectives at the peak of a trace at the least cost: step 1 of
+Echo's toolkit (Sec. 5.4), over kinds of replicas."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from twinserve.sim.setup.objectives import parse_objectives
 
 @dataclass(frozen=True)
 class Row:
-    """A candidate's end.
+    """The result of a candidate.
 
     status      "enough": `sized` is the smallest that keeps the objectives as recorded; "dearer":
                 given up, at least `at_least` replicas; "never": `reason`; "too few": not even
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Closer:
-    """What is known of a candidate that is enough beyond its row.
+    """What is known of a sufficient candidate beyond its row.
 
     sizes       from the smallest on, up to the first that surely meets the objectives
     below       one replica less; None: there is none
@@ -95,7 +95,7 @@ class Closer:
 
     @property
     def sure(self) -> int | None:
-        """The smallest that was looked at which meets the objectives beyond doubt."""
+        """Return the smallest size tried that meets the objectives beyond doubt."""
         return next((one.replicas for one in self.sizes if one.answer == "meets"), None)
 
 
@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request."""
+        """Return the tokens of the longest request."""
         return max(peak.longest for peak in self.peaks)
 
     @property
@@ -130,12 +130,12 @@ class Plan:
 
     @property
     def closer(self) -> Closer | None:
-        """Of the first row."""
+        """Return what is known of the first row."""
         return None if self.best is None else self.best.closer
 
     @property
     def surest(self) -> tuple[Row, Sized] | None:
-        """The cheapest of the sizes that were looked at which meets the objectives beyond doubt."""
+        """Return the cheapest size tried that meets the objectives beyond doubt."""
 
         def cost(row: Row, one: Sized) -> tuple[float, int]:
             usd, gpus = row.candidate.usd_per_hour, one.replicas * row.candidate.tp
@@ -152,7 +152,7 @@ class Plan:
 
 
 def plan_objectives(text: str) -> tuple[Objective, ...]:
-    """Objectives of real-time requests, each with a percentile. Raises SettingsError."""
+    """Return the objectives of real-time requests, each with a percentile. Raises SettingsError."""
     objectives = parse_objectives(text)
     if not objectives:
         raise SettingsError(f"--slo {text!r}: a plan needs objectives; write 'ttft p90 < 1 s'")
@@ -175,8 +175,8 @@ def make_plan(
     workers: Executor,
     report: Callable[[int, int], None] = lambda trials, left: None,
 ) -> Plan:
-    """report(trials so far, candidates under way). Raises SettingsError, ProfileError or
-    WorkloadError in one line; what a trial raises, too."""
+    """Return the plan. report(trials so far, candidates under way) is called during the search.
+    Raises SettingsError, ProfileError or WorkloadError in one line, and what a trial raises."""
     objectives = plan_objectives(question.slo)
     check_question(question)
     peaks = tuple(
@@ -416,7 +416,8 @@ def _how_far(
 
 
 def least_slack(found: Sequence[Sequence[Attained]]) -> dict[str, float]:
-    """By metric, of all peaks: how far below its bound an objective stays, as a share of it."""
+    """Return, by metric, how far below its bound an objective stays, as a share of the bound: the
+    least over all peaks."""
     slack: dict[str, float] = {}
     for one in (one for peak in found for one in peak):
         if one.slack is not None:

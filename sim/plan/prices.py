@@ -26,7 +26,7 @@ _MOST_USD = 1e6
 
 @dataclass(frozen=True)
 class Price:
-    """Of one GPU for one hour, dollars; the rest as the table says it, empty where it does not."""
+    """The price of one GPU for one hour, in dollars. Other fields are as in the table, or empty."""
 
     gpu: str
     usd_per_hour: float
@@ -44,8 +44,8 @@ Prices = Mapping[str, Price]
 
 
 def load_prices(file: Path | None = None) -> Prices:
-    """By the GPU's name in the catalogue. file: by default the table that ships. Raises
-    SettingsError for the first row that cannot be, with its line."""
+    """Return prices by the GPU's catalogue name. file: by default the table that ships. Raises
+    SettingsError that names the first wrong row and its line."""
     if file is None:
         shipped = resources.files("twinserve.sim.plan.data") / SHIPPED
         return read_prices(shipped.read_text(encoding="utf-8"), SHIPPED)
@@ -59,7 +59,7 @@ def load_prices(file: Path | None = None) -> Prices:
 
 
 def read_prices(text: str, where: str) -> Prices:
-    """The rows of `text`. where: what errors begin with."""
+    """Return the rows of `text`. where: the start of error messages."""
     kept = [
         (number, line)
         for number, line in enumerate(text.splitlines(), 1)

@@ -1,4 +1,4 @@
-"""What a plan is made for: the question, of a command or of a call."""
+"""The question of a plan, from a command or a call."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ SETTINGS = (
 def question_of(
     given: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> tuple[Question, tuple[str, ...]]:
-    """The question of a command or a call, and lines about the server of `from_vllm`.
+    """Return the question of a command or a call, and lines about the server of `from_vllm`.
 
     given     its arguments by name; None gives the default
     settings  of SETTINGS, those that are given
@@ -100,7 +100,7 @@ def question_of(
 
 
 def check_question(question: Question) -> None:
-    """Raises SettingsError for a number that is out of range, or a flag that needs another one."""
+    """Raises SettingsError for a number out of range, or a flag that needs another one."""
     check_list("trace", list(question.traces))
     rate = 1.0 if question.rate is None else question.rate
     for flag, value in (("grow", question.grow), ("peak", question.peak_s), ("rate", rate)):

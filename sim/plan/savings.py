@@ -1,4 +1,4 @@
-"""What another policy saves against vLLM's: the cheapest replicas of each that keep the same
+"""What a policy saves compared with vLLM's: the cheapest replicas of each that keep the same
 objectives."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Needed:
 
 @dataclass(frozen=True)
 class Saving:
-    """A policy against `vllm`.
+    """A policy compared with `vllm`.
 
     ours, theirs  the cheapest of the policy and of vllm; None: no number within --most-gpus keeps
                   the objectives
@@ -53,14 +53,16 @@ class Saving:
 
     @property
     def gpus(self) -> int | None:
-        """GPUs fewer than vllm's, negative for more; None: one of the two keeps no objectives."""
+        """Return how many GPUs fewer than vllm, negative for more. None: one of the two keeps no
+        objectives."""
         if self.ours is None or self.theirs is None:
             return None
         return self.theirs.gpus - self.ours.gpus
 
     @property
     def usd_per_month(self) -> float | None:
-        """Dollars fewer than vllm's; None: no price, or one of the two keeps no objectives."""
+        """Return how many dollars less than vllm. None: no price, or one of the two keeps no
+        objectives."""
         if self.ours is None or self.theirs is None:
             return None
         ours, theirs = self.ours.usd_per_hour, self.theirs.usd_per_hour
@@ -68,7 +70,7 @@ class Saving:
 
     @property
     def saves(self) -> bool:
-        """Costs less, in dollars where both have a price, else in GPUs."""
+        """Return whether it costs less: in dollars if both have a price, else in GPUs."""
         less = self.gpus if self.usd_per_month is None else self.usd_per_month
         return less is not None and less > 0
 
@@ -100,7 +102,7 @@ class Saving:
         return money + (f" (with {-fewer:,} GPUs more)" if fewer else "")
 
     def told(self) -> dict[str, Any]:
-        """For plan.json."""
+        """Return the content for plan.json."""
         return {
             "policy": self.policy,
             "against": BASELINE,
@@ -113,7 +115,8 @@ class Saving:
 
 
 def savings(policies: Sequence[str], found: Sequence[Needed], pool: int) -> tuple[Saving, ...]:
-    """Of each policy but vllm; none where vllm is not among `policies`. found: cheapest first."""
+    """Return the savings of each policy but vllm, or nothing if vllm is not among `policies`.
+    found: cheapest first."""
     if BASELINE not in policies:
         return ()
 

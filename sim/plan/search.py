@@ -22,14 +22,16 @@ class Smallest:
 
     @property
     def monotone(self) -> bool:
-        """Whether, of what was tried, all below `number` fail and all above it are enough."""
+        """Return whether, of the numbers tried, all below `number` fail and all above it are
+        enough."""
         return all(
             ok == (self.number is not None and n >= self.number) for n, ok in self.tried.items()
         )
 
 
 def smallest(guess: int, least: int, most: int, above: bool = True, stride: int = 1) -> Trying:
-    """From `guess` by growing strides up or down to where the answer changes, then by halves.
+    """Search from `guess` by growing strides up or down to where the answer changes, then by
+    halves.
 
     least  none below it should be enough; it is checked, one below the answer, and not believed
     most   the largest that is tried

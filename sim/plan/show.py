@@ -68,7 +68,7 @@ def _survived(plan: Plan) -> list[str]:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """What must not be missed, a line each."""
+    """Return lines that a reader must not miss."""
     return [*_unsure(plan), *_not_told(plan), *_close_memory(plan)]
 
 
@@ -143,8 +143,8 @@ def foot_lines(plan: Plan, prices: Prices) -> list[str]:
 
 
 def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
-    """Of the first row: sizes around it, errors, the rate of one, and how to start it. The columns
-    have the same of the others in short."""
+    """Return lines on the first row: sizes around it, errors, the rate of one replica, and how to
+    start it. The columns have the same of other rows in short."""
     n = best.replicas or 0
     lines = [f"first row, {named(best.candidate, plan)}:"]
     if closer.below is not None:
@@ -164,7 +164,7 @@ def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
 
 
 def start_lines(plan: Plan) -> list[str]:
-    """How to start what is to be bought; `--out` writes the script."""
+    """Return how to start what is to be bought. `--out` writes the script."""
     found = decide(plan)
     if found is None:
         return []
@@ -177,7 +177,7 @@ def start_lines(plan: Plan) -> list[str]:
 
 
 def apart_lines(plan: Plan) -> list[str]:
-    """Prefill apart from decode, beside each row of which that was tried."""
+    """Return lines on prefill apart from decode, for each row that was tried with it."""
     if not plan.question.prefill_decode:
         return []
     if not plan.apart:
@@ -190,7 +190,7 @@ def apart_lines(plan: Plan) -> list[str]:
 
 
 def day_lines(plan: Plan) -> list[str]:
-    """Step 2: what the cheapest plan beside offline work is, and what that work gets."""
+    """Return lines on step 2: the cheapest plan with offline work, and what that work gets."""
     day = plan.day
     if day is None:
         return [
@@ -211,7 +211,7 @@ def day_lines(plan: Plan) -> list[str]:
 
 
 def named(candidate: Candidate, plan: Plan) -> str:
-    """GPU and ranks; policy and router where the plan has several."""
+    """Return GPU and ranks; also policy and router if the plan has several."""
     parts = [candidate.gpu, f"tp{candidate.tp}"]
     several = {"policy": plan.question.policies, "router": plan.question.routers}
     parts += [name for kind, name in candidate.names.items() if len(several[kind]) > 1]
@@ -284,7 +284,7 @@ def _memory(sized: Sized | None) -> str:
 
 
 def memory_of(sized: Sized | None) -> Memory | None:
-    """Of the peak that holds most; None where no trial can tell."""
+    """Return the memory of the peak that holds most, or None if no trial can tell."""
     known = [trial.memory for trial in (sized.trials if sized else ()) if trial.memory is not None]
     return max(known, key=lambda memory: memory.held_share, default=None)
 

@@ -148,7 +148,7 @@ Trials = Generator[TrialSpec, Trial, Any]
 
 @dataclass
 class Size:
-    """A candidate on its way to a number of replicas.
+    """A candidate during the search for its number of replicas.
 
     least, guess  from work and memory, before any trial
     most          replicas that may be tried
@@ -186,7 +186,7 @@ class Size:
 
     @property
     def at_least(self) -> int:
-        """What the trials so far leave, where more is never worse."""
+        """Return the least number that the trials so far leave, if more is never worse."""
         good = [n for n, trials in self.trials.items() if _all_keep(trials)]
         bad = [n for n, trials in self.trials.items() if not _all_keep(trials)]
         below = [n for n in bad if not good or n < min(good)]
@@ -195,12 +195,12 @@ class Size:
 
     @property
     def at_most(self) -> int | None:
-        """The smallest that was seen to be enough."""
+        """Return the smallest number that was seen to be enough."""
         return min((n for n, trials in self.trials.items() if _all_keep(trials)), default=None)
 
     @property
     def number(self) -> int | None:
-        """The smallest that is enough, once that is known."""
+        """Return the smallest sufficient number, once it is known."""
         if self.found is not None:
             return self.found.number
         return self.at_most if self.at_most == self.at_least else None
@@ -211,8 +211,8 @@ class Size:
         return Smallest(self.at_most, tried).monotone
 
     def search(self, above: bool = True) -> Trials:
-        """Trials, until the smallest number is `found`. What a search that was given up has tried
-        is not tried again. above: as of `smallest`."""
+        """Yield trials until the smallest number is `found`. A search that is taken up again
+        repeats no trial. above: as of `smallest`."""
         numbers = smallest(self.guess, self.least, self.most, above)
         try:
             n = next(numbers)
@@ -229,7 +229,7 @@ class Size:
         return None if one is None else n * one
 
     def cost(self, n: int, priced: bool) -> tuple[float, int]:
-        """What `n` replicas are ranked by: dollars, then GPUs; or GPUs alone."""
+        """Return the rank of `n` replicas: dollars, then GPUs; or GPUs alone."""
         gpus = n * self.candidate.tp
         return (n * self.candidate.usd_per_hour if priced else 0.0, gpus)  # type: ignore[operator]
 
@@ -245,7 +245,8 @@ def on_peaks(
     fleet: str | None = None,
     **how: Any,
 ) -> Trials:
-    """One trial a peak with `n` replicas, up to the first that fails, or on all where `whole`.
+    """Yield one trial for each peak with `n` replicas, up to the first that fails, or on all if
+    `whole`.
 
     speed  a further factor on the rate; fails: what is to fail does; how: further fields of
            TrialSpec

@@ -1,4 +1,4 @@
-"""What starts a plan: the command lines of its servers, a script with the router before them, and
+"""How to start a plan: the command lines of its servers, a script with the router before them, and
 files of other tools."""
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ GPUS_OF_A_HOST = 8  # as an HGX board has
 
 
 def placed(commands: Sequence[str], tp: int) -> list[tuple[int, str]]:
-    """(host, command with its GPUs named) of each replica's command: as many on a host as its GPUs
-    allow."""
+    """Return (host, command with its GPUs named) for each replica's command. A host takes as many
+    as its GPUs allow."""
     each = max(GPUS_OF_A_HOST // tp, 1)
     found = []
     for i, line in enumerate(commands):
@@ -173,7 +173,8 @@ def placed(commands: Sequence[str], tp: int) -> list[tuple[int, str]]:
 
 
 def start_script(commands: Sequence[str], tp: int, router: str) -> str:
-    """For `sh start.sh N` on host N, and `sh start.sh router HOST ...` where the router runs."""
+    """Return the script: `sh start.sh N` on host N, and `sh start.sh router HOST ...` on the
+    router's host."""
     servers = placed(commands, tp)
     hosts = servers[-1][0] + 1
     lines = [
@@ -198,12 +199,12 @@ def start_script(commands: Sequence[str], tp: int, router: str) -> str:
 
 
 def commands(plan: Plan, row: Row, replicas: int | None = None) -> list[str]:
-    """One a replica, with its GPUs. replicas: instead of the row's."""
+    """Return one command for each replica, with its GPUs. replicas: instead of the row's."""
     return [line for _, line in placed(_served(plan, row, replicas), row.candidate.tp)]
 
 
 def script(plan: Plan) -> str | None:
-    """start.sh; None: nothing is to be bought."""
+    """Return start.sh, or None if nothing is to be bought."""
     found = decide(plan)
     if found is None:
         return None
@@ -217,7 +218,7 @@ def _served(plan: Plan, row: Row, replicas: int | None = None) -> list[str]:
 
 
 def started(plan: Plan, row: Row, index: int) -> list[str]:
-    """The words that start replica `index`."""
+    """Return the words that start replica `index`."""
     ttft, tpot = (
         next((o.bound_s for o in plan.objectives if o.metric == metric), None)
         for metric in ("ttft", "tpot")
@@ -226,8 +227,8 @@ def started(plan: Plan, row: Row, index: int) -> list[str]:
 
 
 def emitted_file(kind: str, plan: Plan) -> tuple[str, str]:
-    """Name and content of the file of `kind` that starts what is to be bought. Raises SettingsError
-    where nothing is."""
+    """Return name and content of the file of `kind` that starts what is to be bought. Raises
+    SettingsError if nothing is."""
     found = decide(plan)
     if found is None:
         raise SettingsError(f"--emit {kind}: nothing in this plan keeps the objectives; drop it")

@@ -129,10 +129,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial found. objectives: as those of the settings, empty where it ended early; missed:
-    of these, which ran out of allowed misses; requests: judged ones; offline_tokens_per_s: of
-    best-effort requests that ended in the judged time; memory: None where it ended early, or is too
-    short to tell; notices: of its settings and its requests; most_decodes: requests in one step."""
+    """The result of a trial. objectives: as in the settings, empty if it ended early; missed: those
+    with too many misses; requests: judged ones; offline_tokens_per_s: of best-effort requests that
+    ended in the judged time; memory: None if it ended early or is too short; notices: of its
+    settings and requests; most_decodes: requests in one step."""
 
     keeps: bool
     early: bool
@@ -148,14 +148,14 @@ class Trial:
 
 
 def needed(objective: Objective, due: int) -> int:
-    """How many of `due` requests must keep an objective with a percentile: whole numbers, as 99.9 %
-    of 1,000 are 999."""
+    """Return how many of `due` requests must keep an objective with a percentile. Computed in whole
+    numbers: 99.9 % of 1,000 are 999."""
     share = Fraction(str(objective.statistic)[1:]) / 100
     return math.ceil(share * due)
 
 
 def run_trial(spec: TrialSpec) -> Trial:
-    """Raises what `resolve` does."""
+    """Run the trial. Raises what `resolve` does."""
     config = SimulationConfig(**spec.settings)
     inputs = resolve(config, sources=SOURCES)
     objectives = parse_objectives(config.slo)
@@ -171,14 +171,14 @@ def run_trial(spec: TrialSpec) -> Trial:
 
 
 def can_deal(workload: Workload) -> bool:
-    """Whether lengths may go to other requests: no session, application or text ties them."""
+    """Return whether lengths may go to other requests, because no session, application or text ties
+    them."""
     return workload.prefix is None and not (workload.group >= 0).any()
 
 
 def dealt(workload: Workload, since_s: float, draw: int) -> Workload:
-    """With prompt and output lengths (and the objectives that go with them) of the requests from
-    `since_s` on dealt anew among these requests. Sessions, applications and texts stay as they
-    are."""
+    """Return the workload with lengths (and their objectives) of the requests from `since_s` on
+    dealt anew among these. Sessions, applications and texts stay."""
     if not can_deal(workload):
         return workload
     rows = np.flatnonzero(workload.arrival_s >= since_s)
@@ -280,7 +280,7 @@ def _due(objective: Objective, workload: Workload, since_s: float) -> int:
 
 
 def judged(rows: RunRows, objectives: Sequence[Objective], since_s: float, inputs: Inputs) -> Trial:
-    """Of a run that went to its end: what requests that arrived from `since_s` on kept."""
+    """Return what requests that arrived from `since_s` on kept, in a run that went to its end."""
     r = RequestColumns.of(rows.requests)
     mine = (r.service_class == "rt") & (r.arrival >= since_s)
     found = tuple(_kept(r, mine, objective) for objective in objectives)

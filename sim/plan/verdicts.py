@@ -34,15 +34,16 @@ class Attained:
 
     @property
     def slack(self) -> float | None:
-        """Of objectives with one bound for all; None where it grows with the prompt."""
+        """Return how far below the bound the objective stays, if one bound holds for all requests.
+        None if the bound grows with the prompt."""
         if self.value_s is None or self.objective.prefills:
             return None
         return 1.0 - self.value_s / self.objective.bound_s
 
 
 def attained(objectives: Sequence[Objective], draws: Sequence[Trial]) -> tuple[Attained, ...]:
-    """Of trials that ran to their end, the recorded draw first; objectives that no request has are
-    left out."""
+    """Return the objectives over trials that ran to their end, the recorded draw first. Objectives
+    that no request has are left out."""
     found = []
     for i, objective in enumerate(objectives):
         kept = [trial.objectives[i] for trial in draws]
@@ -58,6 +59,6 @@ def attained(objectives: Sequence[Objective], draws: Sequence[Trial]) -> tuple[A
 
 
 def together(found: Sequence[Attained]) -> Answer:
-    """Of all objectives: all are met, one has failed, or neither is known."""
+    """Return one verdict for all objectives: all are met, one has failed, or neither is known."""
     answers = {one.answer for one in found}
     return "fails" if "fails" in answers else "undecided" if "undecided" in answers else "meets"

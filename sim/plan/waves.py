@@ -38,8 +38,8 @@ class Task:
 
     @property
     def next_trial(self) -> Any:
-        """What it waits for, of `Waves` a list. Raises ValueError before it is started, and where
-        it is over."""
+        """Return the trial that the search waits for; for `Waves` a list. Raises ValueError before
+        it is started and after it is over."""
         if self.over or self._next is None:
             raise ValueError("a search that is not under way waits for no trial")
         return self._next
@@ -61,8 +61,8 @@ class Task:
 def drive(
     tasks: Sequence[Task], workers: Executor, report: Callable[[int, int], None], most: int = WAVE
 ) -> int:
-    """Until all are over; returns how many trials there were. report(trials so far, searches that
-    are under way); most: trials in a wave. Raises what a trial raises."""
+    """Run all searches to their end, and return the number of trials. report(trials so far,
+    searches that are under way); most: trials in a wave. Raises what a trial raises."""
 
     def told(done: int, _: int) -> None:
         report(done, sum(not task.over for task in tasks))
@@ -71,7 +71,7 @@ def drive(
 
 
 def in_waves(tasks: Sequence[Task], most: int = WAVE) -> Waves:
-    """The trials of all tasks, `most` of the first in rank at once, until all are over."""
+    """Run the trials of all tasks, `most` at once by rank, until all are over."""
     for task in tasks:
         task.start()
     while True:
@@ -95,9 +95,9 @@ def drive_all(
     report: Callable[[int, int], None],
     work: Callable[[Any], Any] | None = None,
 ) -> tuple[list[Any], int]:
-    """What each of them returns, and how many trials there were. None is given up and none knows of
-    another, so that no trial waits for one of another search. work: what makes a trial, called in a
-    worker; by default `run_trial`. report, errors: as of `drive`."""
+    """Return what each search returns, and the number of trials. No search is given up or waits for
+    another. work: makes a trial, called in a worker; by default `run_trial`. report, errors: as of
+    `drive`."""
     tasks = [Task(search, lambda: 0) for search in searches]
     waiting = deque(tasks)
     running: dict[Future, tuple[Task, list[Future]]] = {}

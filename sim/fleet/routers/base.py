@@ -20,7 +20,7 @@ RouterOptions = TypeVar("RouterOptions", bound=Options)
 
 
 class Verdict(Enum):
-    """Instead of a replica."""
+    """What a router answers instead of a replica."""
 
     # It waits in the fleet. When a request ends or a replica comes, the router is asked again, in
     # order of coming up to the first that it holds again.
@@ -29,8 +29,8 @@ class Verdict(Enum):
 
 
 class Shedding(Options):
-    """Options of routers that reject requests under load, by class: one comes while every replica
-    that is up has so many requests in flight, of both classes.
+    """Options of routers that reject requests under load, by class. A request is rejected if each
+    replica that is up has so many requests of both classes in flight.
 
     shed_rt, shed_be  real-time requests; best-effort ones. None: none is rejected
     """
@@ -40,7 +40,7 @@ class Shedding(Options):
 
 
 class Measured(Shedding):
-    """Options of routers that decide by what replicas measure; see `Signals`."""
+    """Options of routers that decide by measurements of replicas; see `Signals`."""
 
     age: float = Field(0.0, ge=0, le=3600)
     interval: float = Field(0.0, ge=0, le=3600)
@@ -59,7 +59,7 @@ class Measured(Shedding):
 
 
 def of_events(value: float, others: ValidationInfo) -> float:
-    """An option of KV events, where another one, `index`, says whether these are heard."""
+    """Check an option of KV events. Raises ValueError if the router's `index` hears none."""
     if value and others.data.get("index") == "approximate":
         raise ValueError("index=approximate hears no KV events; drop one of the two")
     return value
@@ -100,16 +100,17 @@ class Router(ABC, Generic[RouterOptions]):
         self.setup()
 
     def setup(self) -> None:
-        """The state of a new router; its options are set."""
+        """Create the state of a new router. Its options are already set."""
 
     @abstractmethod
     def place(self, request: Request, stage: Role, view: FleetView) -> int | Verdict:
-        """The index of one of `view.up`, or why not. `view.up` is not empty. Of `request` it may
-        use what a client sends (`values`, `contents`, `group`, `affinity`) and how often it was
-        placed, not `output_tokens`."""
+        """Return the index of a replica in `view.up`, which is not empty, or a Verdict. Of
+        `request` the router may use what a client sends (`values`, `contents`, `group`, `affinity`)
+        and the number of its placements, but not `output_tokens`."""
 
     def sheds(self, request: Request, view: FleetView) -> bool:
-        """Whether the request is rejected before it is placed: by class, under load."""
+        """Return whether the request is rejected before it is placed, because of the load on its
+        class."""
         options = self.options
         if not isinstance(options, Shedding) or options.shed_rt is options.shed_be is None:
             return False
@@ -118,7 +119,7 @@ class Router(ABC, Generic[RouterOptions]):
         return most is not None and all(view.in_flight[i] >= most for i in view.up)
 
     def hears_kv_events(self) -> bool:
-        """Whether it wants them: it overrides `on_stored` or `on_removed`."""
+        """Return whether the router overrides `on_stored` or `on_removed`."""
         kind = type(self)
         return kind.on_stored is not Router.on_stored or kind.on_removed is not Router.on_removed
 
@@ -126,20 +127,21 @@ class Router(ABC, Generic[RouterOptions]):
     def on_dispatched(self, request: Request, replica: int) -> None: ...
 
     def on_first_token(self, request: Request, replica: int) -> None:
-        """The first token that this replica gave it; the first of all, unless it moved there."""
+        """The request got its first token from this replica. A request that moved may have had
+        tokens before."""
 
     def on_ended(self, request: Request, replica: int) -> None:
-        """It is not there any more, however that came."""
+        """The request has left this replica, for whatever reason."""
 
     def on_stored(self, replica: int, contents: np.ndarray) -> None:
-        """int64[n]: content ids of KV blocks that requests there can now find. A replica whose
-        ledger publishes no events (`KvLedger.publishes_events`) tells nothing."""
+        """Requests on this replica can now find KV blocks of these content ids (int64[n]). A ledger
+        without events (`KvLedger.publishes_events`) reports none."""
 
     def on_removed(self, replica: int, contents: np.ndarray) -> None: ...
 
     def on_forgotten(self, affinity: int) -> None:
-        """Of a live front alone: requests with this number have not come for long, and what is
-        known of them may go. Should one come, it is as the first."""
+        """For a live front only: no request with this affinity has come for long, so the router may
+        forget it. A later one counts as the first."""
 
     def on_came(self, replica: int) -> None: ...
 
@@ -149,8 +151,8 @@ class Router(ABC, Generic[RouterOptions]):
 
 
 class PerRequest(Router[RouterOptions]):
-    """A router that looks at each request by itself: those of one application are spread, in one
-    order of the fleet where the policy has one."""
+    """A router that places each request by itself. Requests of one application spread, in one order
+    of the fleet if the policy has one."""
 
     spreads_applications = True
     stamps_order = True
@@ -159,8 +161,7 @@ class PerRequest(Router[RouterOptions]):
 def chosen_without(
     router: Router, request: Request, view: FleetView, avoided: Sequence[int]
 ) -> int | Verdict:
-    """What a router says where replicas that are up are not to be chosen: as far as it sees, they
-    are not up."""
+    """Return the router's choice as if the given replicas were down."""
     if router.sheds(request, view):
         return Verdict.REJECT
     up = view.up
@@ -176,6 +177,6 @@ def chosen_without(
 
 
 def fewest(view: FleetView, among: Sequence[int] | None = None) -> int:
-    """Of these replicas (default: all that are up), the one with the fewest requests in flight; the
-    first of them on a tie."""
+    """Return the replica with the fewest requests in flight, the first on a tie. Default: of all
+    replicas that are up."""
     return min(view.up if among is None else among, key=view.in_flight.__getitem__)
