@@ -91,8 +91,8 @@ def send(
     size: int,
     passed: Callable[[Port, float, int], float] = Port.passed,
 ) -> Transfer:
-    """Queue `size` bytes at `now` on every port of `path` (at least one, none twice). Their
-    latencies add up. passed: as `Port.passed`, where something beside slows a port down."""
+    """Queue `size` bytes at `now` on every port of `path` (at least one, none twice). Latencies add
+    up. passed: as `Port.passed`, if something slows a port down."""
     begin, latency = now, 0.0
     for port in path:
         latency += port.latency_s

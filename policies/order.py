@@ -54,7 +54,7 @@ class OrdersFleet(Protocol):
     """A policy that has such an order."""
 
     def fleet_order(self) -> ApplicationOrder:
-        """A new order over all replicas of a fleet, of which this policy, prepared, is one. It then
-        goes by the stamps that it finds (`RequestTable.order`). Raises PolicyError where it has
-        none with these options."""
+        """Return a new order over all replicas of a fleet that includes this policy, already
+        prepared. The policy then follows the stamps that it finds (`RequestTable.order`). Raises
+        PolicyError if these options allow no such order."""
         ...

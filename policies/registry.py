@@ -91,10 +91,10 @@ def ledger_class(name: str) -> type[KvLedger]:
 
 
 def policy_for(asked: Asked, policy: type[Policy]) -> type[Policy] | None:
-    """The class that decides for `policy` on an engine that speculates ("drafts"), whose requests
-    may have their prompts computed by others ("remote": `RequestTable.remote_tokens`,
-    `StepPlan.fetched`), or that offloads KV blocks to the host ("tier": policies/kv/offload). None:
-    the policy does not run there."""
+    """Return the class that decides for `policy` on an engine of a kind: "drafts" (it speculates),
+    "remote" (others compute its prompts: `RequestTable.remote_tokens`, `StepPlan.fetched`) or
+    "tier" (it offloads KV blocks to the host: policies/kv/offload). None: the policy does not run
+    there."""
     where = _FOR_ENGINES[asked].get(policy.name)
     if where is not None and policy_class(policy.name) is policy:
         return _found(where)

@@ -300,7 +300,7 @@ class Profile(BaseModel):
         latent attention: its decodes may take as long as they multiply, which are not shared."""
         if self.dp > 1:
             raise ProfileError(
-                f"--shared-prefix: is not known of the data-parallel ranks of {self.name}; drop it"
+                f"--shared-prefix: not for the data-parallel ranks of {self.name}; drop it"
             )
         if self.pp > 1:
             raise ProfileError(

@@ -158,10 +158,10 @@ def place_plain(step: PlanInProgress, batch: Batch) -> tuple[np.ndarray, list[in
 def in_want(
     step: PlanInProgress, batch: Batch, done: np.ndarray, others: list[int]
 ) -> Iterator[tuple[int, Callable[..., bool]]]:
-    """Those of `others` (indices of `batch`, in order) that memory has to be found for, one by one,
-    and by what: `take_from` for one that has just been refused, else `acquire`. A row before
-    them that grows without dropping another does so, and is marked in `done` (bool[n]); one that
-    has been dropped in the meantime is left out."""
+    """Return those of `others` (indices of `batch`, in order) that need memory found one by one,
+    each with the function that finds it: `take_from` if the row has just been refused, else
+    `acquire`. Rows before them that can grow without dropping another do so, and are marked in
+    `done` (bool[n]). Rows that were dropped in the meantime are left out."""
     left = np.array(others, np.int64)
     while len(left):
         left, refused = _grow_first(step, batch, done, left)

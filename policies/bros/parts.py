@@ -111,9 +111,9 @@ def among(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def within_tokens(batch: Batch, limit: int, behind: Batch | None = None) -> int:
-    """How many requests from the front of `batch` the engine can compute in one step, beside those
-    of `behind`: all but the longest of them must keep to `limit` tokens, since prompts are not cut
-    and one of any length must get its turn."""
+    """Return how many requests from the front of `batch` the engine can compute in one step,
+    together with those of `behind`. All but the longest must keep to `limit` tokens. The longest
+    may exceed it, because prompts are not cut and one of any length must get its turn."""
     return kernels.within(batch.new, limit, _NONE if behind is None else behind.new)
 
 

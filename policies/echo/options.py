@@ -60,7 +60,7 @@ class EchoOptions(Options):
     @model_validator(mode="after")
     def _edits_of_a_climb(self) -> EchoOptions:
         if self.edits != "all" and self.offline != "climb":
-            raise ValueError(f"edits={self.edits} is of a climb; add offline=climb, or drop it")
+            raise ValueError(f"edits={self.edits} needs offline=climb; add it, or drop edits")
         return self
 
 

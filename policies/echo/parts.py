@@ -70,9 +70,8 @@ class StepInProgress:
         return self.benefit_with(self.considered)
 
     def here(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Those of the rows with something to compute whose transfers have landed, as far as they
-        were not dropped in this step: the ones that decode (compute the one token after their last
-        emitted one), and the others."""
+        """Return the rows that have something to compute, have no pending transfer and were not
+        dropped in this step: first those that decode, then the others."""
         requests, ready = self.requests, self.view.ready_s
         emitted = requests.output_tokens[rows]
         left = requests.prompt_tokens[rows] + emitted - requests.computed_tokens[rows]
@@ -219,8 +218,8 @@ class StepInProgress:
     def acquire(
         self, take: Callable[[], bool], victims: Callable[[], Iterable[int]]
     ) -> list[int] | None:
-        """Memory by `take`, dropping `victims` one after another until it succeeds. Those that were
-        dropped, or None, and nothing changed, where that is not enough."""
+        """Get memory by `take`, dropping `victims` one after another until it succeeds. Returns the
+        dropped rows, or None without changes if all of them are not enough."""
         if take():
             return []
         mark, dropped = self.ledger.mark(), []

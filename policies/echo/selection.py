@@ -174,8 +174,8 @@ class Selection:
 
     @staticmethod
     def lost_tokens(step: StepInProgress, ready: OfflineDecodes, row: int, tokens: int) -> int:
-        """The punishment (eq. 2): needed tokens that memory for the row up to `tokens`, beside that
-        of the decodes, would push out of the cache."""
+        """Return the punishment (eq. 2): the needed tokens that leave the cache if the row gets
+        memory up to `tokens`, in addition to the memory of the decodes."""
         size, lost = step.ledger.block_tokens, step.ledger.lost_tokens
         tokens -= step.ledger.held_blocks(row) * size or step.ledger.hit_tokens(row)
         grown = ready.growth(step.considered) * size

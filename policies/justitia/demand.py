@@ -26,11 +26,9 @@ OptionsOfDemand = TypeVar("OptionsOfDemand", bound=DemandQueueOptions)
 
 
 class DemandPolicy(QueuePolicy[OptionsOfDemand]):
-    """Keeps track of which application a row belongs to, by a number: the group, or below 0 for a
-    request that is an application by itself. That is every request whose group has no class, or a
-    class of which the predictor knows nothing: what a session or a pool will need as a
-    whole is unknown.
-    """
+    """Keeps track of the application of each row, by a number: the group, or a number below 0 for a
+    request that is an application by itself. A request is one by itself if its group has no class,
+    or a class unknown to the predictor: the whole demand of a session or a pool is not known."""
 
     def setup(self) -> None:
         super().setup()

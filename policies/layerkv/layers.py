@@ -207,8 +207,8 @@ class LayerMoves:
 
     # -- a decode step -----------------------------------------------------------------------------
     def decode(self) -> None:
-        """Every row whose layers are on the device, then by arrival those whose others can be
-        fetched beside the step."""
+        """Return every row whose layers are all on the device, then, by arrival, the rows whose
+        other layers can be fetched within the step."""
         plan, queues = self.plan, self.queues
         if not queues.running:
             return

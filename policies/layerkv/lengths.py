@@ -147,9 +147,9 @@ class TrainedPredictor(HistoryPredictor):
 
 
 class TrueClass(LengthPredictor):
-    """Knows the class of a request, a range from a power of two to the next, in `accuracy` of all
-    cases; in the others says one of the two beside it. What a trained classifier stands for,
-    without the classifier."""
+    """Knows the length class of a request, a range from one power of two to the next, with
+    probability `accuracy`. Otherwise it names a neighbouring class. It stands for a trained
+    classifier."""
 
     needs_truth = True
 

@@ -28,7 +28,8 @@ def fill(
     newcomers_evict: bool = True,
     split: bool = False,
 ) -> StepPlan:
-    """A plan that runs the rows of `order` (int64[n], most deserving first) as far as room goes.
+    """Return a plan that runs the rows of `order` (int64[n], most deserving first) as far as
+    memory, seats and tokens allow.
 
     seats         rows in the batch, at most
     token_budget  new tokens in the batch: the first row that would exceed it ends the batch, unless

@@ -117,10 +117,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Memory:
-    """Echo's prediction (Sec. 5.3) against what happened: mu + 2 sigma of what requests held in a
-    fifth of the judged time, and what they held a thirtieth of that time later. predicted_share,
-    held_share: means over all samples and replicas, of a replica's KV blocks; exceeded: share of
-    the samples in which more was held than predicted."""
+    """Echo's memory prediction (Sec. 5.3) compared with what happened. The prediction is mu + 2
+    sigma of what requests held in a fifth of the judged time. It is compared with what they held a
+    thirtieth of that time later. predicted_share, held_share: means over all samples and replicas,
+    of a replica's KV blocks; exceeded: share of the samples with more held than predicted."""
 
     predicted_share: float
     held_share: float

@@ -239,8 +239,9 @@ class ApartConnector(Connector):
         return whole
 
     def ended(self) -> tuple[list[str], list[str], set[int]]:
-        """Since the last call: requests whose KV is kept no more, loads that have ended, and blocks
-        that these should have filled and did not. Lists: the order of sets would be anything."""
+        """Return, since the last call: requests whose KV is no longer kept, loads that have ended,
+        and blocks that these should have filled and did not. They are lists, because sets have no
+        fixed order."""
         over = [name for name in self._keeping if self._is_over(name)]
         for name in over:
             del self._keeping[name]

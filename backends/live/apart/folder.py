@@ -29,7 +29,8 @@ def shared_folder() -> Iterator[str]:
 
 
 def take_away_old(place: Path) -> None:
-    """Folders in `place` whose runs are no more. What has no lock yet has just begun."""
+    """Remove folders in `place` of runs that have ended. A folder without a lock belongs to a run
+    that has just begun."""
     for lock in place.glob(f"{_BEGINS}*/{_LOCK}"):
         try:
             with lock.open("r+") as file:

@@ -41,9 +41,9 @@ class PlannedStep:
         return bool(self.swapped_in) or any(kind is Preemption.SWAP for _, kind in self.preempted)
 
     def split(self, room: int, alive: Container[str]) -> tuple[PlannedStep, PlannedStep]:
-        """What goes into an engine step of `room` tokens, and the rest; of the requests in `alive`.
-        Memory is taken with the first part. Prefix hits and KV from the host come with a request's
-        first grant."""
+        """Return the part that fits into an engine step of `room` tokens, and the rest, for the
+        requests in `alive`. The first part takes the memory. Prefix hits and KV from the host come
+        with a request's first grant."""
         grants = self.grants
         whole = sum(grants.values()) <= room and all(name in alive for name in grants)
         # one that has left since the plan was made may have been admitted by it

@@ -26,7 +26,7 @@ class Limits:
     block_tokens: int
 
     def too_small(self) -> str:
-        """What is too small for a calibration, as a line; empty where nothing is."""
+        """Return a line that names a limit too small for a calibration, or an empty one."""
         if self.max_num_seqs < 4:
             return (
                 f"a batch of {self.max_num_seqs} request(s) is too small to calibrate: "

@@ -246,7 +246,7 @@ class Continuation:
             choice.pop("prompt_token_ids", None)
 
     def closing(self) -> list[bytes]:
-        """What is missing where a worker was lost after the last token."""
+        """Return the end of an answer whose worker was lost after the last token."""
         events = []
         if not self._finish:
             choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": "length"}

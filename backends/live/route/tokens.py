@@ -77,7 +77,7 @@ class Tokens:
 
 
 def question(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What /tokenize is asked; None where it cannot tell what the engine will compute."""
+    """Return the body for /tokenize. None if it cannot tell what the engine will compute."""
     if body.get("truncate_prompt_tokens") is not None:
         return None
     if "messages" in body:

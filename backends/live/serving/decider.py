@@ -126,9 +126,9 @@ class Decider:
         most_tokens: int = 2**62,
     ) -> None:
         """A request arrived. most_tokens: prompt and output together, at most. hashes: of the full
-        KV blocks of its text, chained, so that equal hash means equal text up to the block's end;
-        none where prefixes are not cached. priority: where the attributes name none. Of both no
-        more counts than is believed of the client."""
+        KV blocks of its text, chained, so that equal hashes mean equal text up to the block's end;
+        none if prefixes are not cached. priority: used if the attributes name none. Priorities
+        count only as far as the client is believed."""
         client = self._clients.of(attributes.client)
         attributes = self._clients.believed(attributes, priority)
         values = {name: getattr(attributes, name) for name in ("slo_ttft_s", "slo_tpot_s")}

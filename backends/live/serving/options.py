@@ -308,7 +308,7 @@ def _estimator(options: ServingOptions, spec: PolicySpec, facts: EngineFacts, as
         return None
     if options.profile is None:
         raise SettingsError(
-            f'policy {spec.name} plans with step times; say whose with "profile", e.g. '
+            f'policy {spec.name} plans with step times; give them as "profile", e.g. '
             '"llama-3.1-8b@h100" '
             "or a file of `twinserve calibrate`"
         )

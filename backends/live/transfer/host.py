@@ -61,7 +61,7 @@ class Orders:
 
 
 def extend(runs: list[Run], run: Run) -> None:
-    """Append `run`, joined with the last one where it goes on from there."""
+    """Append `run`, merged with the last one if it continues it."""
     if run[1] <= 0:
         return
     if runs and sum(runs[-1]) == run[0]:

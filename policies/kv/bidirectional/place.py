@@ -251,8 +251,9 @@ class Placement(Overwriting):
         return state.num_empty + int(self.places_by_count()[count])
 
     def places_by_count(self) -> np.ndarray:
-        """int64[size + 1]: how many of the blocks with real-time slots only have room for a part of
-        so many best-effort slots: beside an owner that runs, or over one that does not."""
+        """Return int64[size + 1]: for each number of best-effort slots, how many blocks with only
+        real-time slots have room for a part of that size. The real-time owner may be running, or be
+        one that the part may overwrite."""
         state = self.state
         if self._counted != state.version:
             self._counted = state.version

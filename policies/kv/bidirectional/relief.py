@@ -34,9 +34,9 @@ def relief_of_real_time(
 def relief_of_best_effort(
     place: Placement, row: int, tokens: int, victims: np.ndarray
 ) -> tuple[int, np.ndarray]:
-    """What best-effort `row` lacks, and what each victim yields: places for parts that cannot come
-    back beside real-time rows that run, if these are too few, else slots for room up to `tokens`.
-    """
+    """Return what best-effort `row` lacks and what each victim yields. If places for parts that
+    must move away from running real-time rows are too few, the unit is such places. Otherwise it is
+    slots for room up to `tokens`."""
     cells, stuck = place.stuck_parts(row)
     if stuck.any():
         smallest = int(place.state.count[cells[stuck]].min())

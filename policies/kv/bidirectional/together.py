@@ -9,9 +9,10 @@ from twinserve.policies.kv.bidirectional.place import Placement
 
 
 def grow_together(place: Placement, rows: np.ndarray, tokens: np.ndarray) -> int:
-    """Growth of real-time rows within their last blocks, or from a full one into one more: as many
-    rows from the front of `rows` as that is all for, and the host has room for without giving
-    anything up. How many.
+    """Grow real-time rows within their last blocks, or from a full one into one more. Returns how
+    many rows from the front of `rows` grew: those that need nothing else, and for which the host
+    has room without giving anything up. They get the slots that `Placement.grow` would give them
+    one by one.
 
     Takes the slots that `Placement.grow` would give them one by one: none of them touches what
     another one looks at, and the blocks that they enter are taken in their order.

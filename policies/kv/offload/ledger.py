@@ -56,8 +56,8 @@ class TieredLedger(PagedLedger):
         reserve_tokens: int,
         beside: int,
     ) -> bool:
-        """`admit_remote` for a part of the text: room up to `tokens` beside `beside` blocks that
-        others need, where a sequence of `reserve_tokens` would fit."""
+        """`admit_remote` for a part of the text. Gives room up to `tokens` if `beside` blocks that
+        others need stay free, and if a sequence of `reserve_tokens` would fit."""
         size = self.block_tokens
         found = self.pool.find(self._contents_of(row)[: hit_tokens // size])
         idle = int((self.pool.refs[found] == 0).sum())
