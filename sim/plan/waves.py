@@ -143,6 +143,5 @@ def _told_of_lost_workers() -> Iterator[None]:
         yield
     except BrokenExecutor:
         raise SettingsError(
-            "a worker process ended in the middle of a trial, as it does where memory is short; "
-            "give --workers 1"
+            "a worker process died during a trial, perhaps for lack of memory; give --workers 1"
         ) from None
