@@ -77,15 +77,15 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class SystemView:
-    """What a policy may look at when it plans.
+    """What a policy sees when it plans.
 
     now       seconds on the engine's clock
     requests  every request submitted so far
-    ready_s   row -> seconds at which a transfer that holds the request lands; rows in flight only
-    under_way  int64[n]: rows of the step that runs while the plan is made; none where it is not
-               made ahead
-    draining  rows that lost their memory while a batch under way computes for them: none may be
-              admitted before that has ended (pipeline stages)
+    ready_s   row -> seconds at which the transfer that holds the row lands; only rows in transfer
+    under_way  int64[n]: rows of the step that runs during planning; empty without asynchronous
+               scheduling
+    draining  rows that lost their memory while a batch under way computes for them. None may be
+              admitted before that batch has ended (pipeline stages)
     """
 
     now: float
@@ -129,24 +129,23 @@ class RequestPredictor(Protocol):
 class Traits:
     """Special needs of a policy that an engine must know. Few policies set any.
 
-    keeps_ending  with asynchronous scheduling, `on_finish` comes when the last token is known (see
-                  `Policy`)
-    pipelined     it can plan while batches under way compute for its rows, as pipeline stages ask.
-                  Such a row may have nothing left to compute; one that is `SystemView.draining`
-                  waits; no KV moves
-    loads_kv      other engines write KV into its blocks, without regard to its steps. With
-                  asynchronous scheduling, memory of a row that the step under way computes is then
-                  free when that has ended
-    blank_blocks_first  False: in its engine, blocks without reusable text wait their turn among the
-                  cached prefixes (`KvLedger.reuse_in_order`)
-    orders_applications  it accounts for each application as a whole, with what this engine sees of
-                  it. Such requests must stay together, or be stamped with an order of the whole
+    keeps_ending  with asynchronous scheduling, `on_finish` comes only when the last token is known
+                  (see `Policy`)
+    pipelined     the policy can plan while batches under way compute for its rows, as pipeline
+                  stages need. Such a row may have nothing left to compute. One that is
+                  `SystemView.draining` waits. No KV moves
+    loads_kv      other engines write KV into its blocks at any time. With asynchronous scheduling,
+                  memory of a row of the step under way is then free only after that step
+    blank_blocks_first  False: its engine reuses blocks without reusable text in turn with cached
+                  prefixes (`KvLedger.reuse_in_order`)
+    orders_applications  the policy accounts for each application as a whole, by what this engine
+                  sees. Its requests must stay on one engine, or carry the stamp of an order of the
                   fleet (`OrdersFleet`)
-    prompt_limit  tokens, and the setting that raises them: longer prompts could never be computed,
-                  and a run that has one is refused
+    prompt_limit  most prompt tokens, and the setting that raises them. A run with a longer prompt
+                  is refused, since the prompt could never be computed
     link_sharing  how its transfers share PCIe with all-reduces; None: evenly (backends/links.py)
-    no_drafts     why it cannot plan with drafts: what follows its name in an error. Empty: it can,
-                  where its limits are `DraftingLimits`
+    no_drafts     why it cannot plan with drafts: the rest of an error after the policy's name.
+                  Empty: it can, if its limits are `DraftingLimits`
     """
 
     keeps_ending: bool = False
@@ -160,21 +159,24 @@ class Traits:
 
 
 class Policy(ABC, Generic[PolicyOptions]):
-    """Decisions only. The engine calls, in this order at a step boundary: `on_finish` for each row
-    that ended, `on_outcome`, `on_arrival` for each new row (`on_application` before the first row
-    of one), `on_withdraw` for each row that was withdrawn, then `plan`.
+    """Decides what each step computes, and nothing else.
 
-    A policy is built from its options, the engine's limits and an estimator of step times (its own
-    knowledge of the hardware, not the simulator's truth). It allocates through the ledger while it
-    plans; everything else it says in the plan. Same state, same view, same plan.
+    The engine calls, in this order at a step boundary: `on_finish` for each row that ended,
+    `on_outcome`, `on_arrival` for each new row (`on_application` before the first row of one),
+    `on_withdraw` for each row that was withdrawn, then `plan`.
 
-    With asynchronous scheduling the plan of the next step is made when a step begins, and
-    RequestTable says what it then shows. The engine knows where a request ends, so rows whose last
-    token is being computed need no further step: `on_finish` comes for them at once, right before
-    that plan, though their memory returns only with the step's outcome. A policy that keeps ending
-    rows, as vLLM does, hears of them with the outcome. Until then they have nothing to compute,
-    hold their place and may be preempted; `on_finish` may so come for a row that waits. Outcomes
-    come one plan later than without: `on_outcome` after the plan that follows the step's own.
+    A policy is built from its options, the engine's limits and an estimator of step times. The
+    estimator is the policy's own knowledge, not the simulator's truth. The policy allocates memory
+    through the ledger while it plans, and puts everything else into the plan. The same state and
+    view must give the same plan.
+
+    With asynchronous scheduling the next step is planned when a step begins; RequestTable says
+    what it shows then. The engine knows where a request ends, so a row whose last token is being
+    computed needs no further step. `on_finish` comes for it right before that plan, and its memory
+    returns with the step's outcome. A policy with `keeps_ending`, as vLLM's, hears of the end with
+    the outcome. Until then the row has nothing to compute, holds its place and may be preempted,
+    so `on_finish` may come for a row that waits. `on_outcome` comes one plan later than in
+    synchronous scheduling.
     """
 
     name: str

@@ -54,8 +54,8 @@ class KvMove:
     tokens  slots moved; bytes are tokens * the engine's KV bytes a token (* len(layers) / all
             layers)
     blocks, slots   device blocks touched and, for each, the half-open slot range (int64[n],
-                    int64[n, 2]); None where only the amount is known
-    layers  indices moved, None for all
+                    int64[n, 2]); None if only the amount is known
+    layers  indices of the layers moved, None for all
     """
 
     row: int
@@ -91,22 +91,21 @@ _NO_ROWS = np.zeros(0, np.int64)
 class StepPlan:
     """The decision for one step.
 
-    rows, tokens  int64[n]: grants in order; a row computes `tokens` tokens, emitting one if it
-                  catches up
+    rows, tokens  int64[n]: grants in order. A row computes `tokens` tokens, and emits one if it
+                  catches up with its known text
     admitted      (row, tokens found in the prefix cache) of rows that had no KV, in order of
                   admission
     preempted     (row, kind), in order
-    swapped_in    rows whose KV comes back from the host
-    fetched       (row, tokens found in the prefix cache) of rows that had no KV and take memory now
-                  for what another engine has computed for them (`RequestTable.remote_tokens`); not
-                  ready before it has landed
+    swapped_in    rows whose KV returns from the host
+    fetched       (row, tokens found in the prefix cache) of rows that had no KV and take memory for
+                  KV that another engine computed (`RequestTable.remote_tokens`). They are not ready
+                  before that has landed
     offload       transfers between the device and a host tier of KV blocks (policies/kv/offload)
-    begun         of rows that were fetched: those that compute for the first time
+    begun         fetched rows that compute for the first time
     moves         transfers that start with this step
-    valid_for     further steps for which the same decision stands while nothing arrives, ends or
-                  lands: every row computes as many tokens again. Those that emit decode one token
-    chunked       of such a plan: some rows are prompts, which reach their end in none of these
-                  steps
+    valid_for     number of further steps for which the decision holds if nothing arrives, ends or
+                  lands. Each row computes as many tokens again; rows that emit decode one token
+    chunked       with `valid_for`: some rows are prompts, none of which ends in these steps
     valid_until_s further steps must start before this time (seconds on the engine's clock)
     """
 
@@ -161,13 +160,13 @@ class Verified:
     """What a step made of drafts, for each row that got tokens. Arrays are int64[e], `certain` is
     bool[e].
 
-    tokens    that the row got: the drafts accepted and one more, up to its last one
+    tokens    tokens that the row got: accepted drafts and one more, up to the row's last token
     drafted   drafts that the step verified
-    accepted  leading ones that were right, those behind the row's last token included (vLLM counts
-              them so)
-    certain   the row ends with this step even if no draft is right: known when the step begins
-    ahead     drafts that the row has in its next step, where the drafter finds as many as it can
-              (n-grams in a text); None: as many as `Drafting.after` says
+    accepted  leading drafts that were right, those behind the row's last token included (as in
+              vLLM's counts)
+    certain   the row ends with this step even if no draft is right; known when the step begins
+    ahead     drafts of the row in its next step, if the drafter finds as many as it can (n-grams in
+              a text); None: as `Drafting.after` says
     """
 
     tokens: np.ndarray
@@ -192,10 +191,10 @@ class StepOutcome:
     """The result of executing a plan. It covers several steps if the engine used `valid_for`.
 
     ends_s    float64[k], increasing: when each step ended, on the engine's clock
-    start_s   when the first one began
+    start_s   when the first step began
     emitted   int64[e]: rows that got a token in every one of these steps, in plan order
     finished  rows that ended with the last step, in plan order
-    verified  of an engine that speculates: what each of `emitted` got; None: one token each
+    verified  if the engine speculates: what each of `emitted` got; None: one token each
     """
 
     start_s: float

@@ -57,8 +57,7 @@ class Application:
     most of its requests exist. Column `group` of a request has the number of its application, and
     column `stage` its stage.
 
-    kind  the class of application, where the workload tells one; text: its input text, where there
-          is one
+    kind  the class of the application, if the workload names one; text: its input text, if any
     order the stamp of its requests (`RequestTable.order`)
     """
 
@@ -80,22 +79,21 @@ class ApplicationEnd:
 class RequestTable:
     """Columns over rows 0 .. len - 1, in order of submission.
 
-    Each column is declared with its type and its value before anything is known. It is an array of
-    length `len(self)` (a view: fetch it anew after a submission, since storage may have moved).
-    `ids[row]` is the request's name; `prefix[row]` the int64 content ids of its prompt's full KV
-    blocks (equal id = same text up to that block's end), or None; `text[row]` the input text of its
+    Each column is declared with its type and its first value. It is an array of length `len(self)`,
+    a view: fetch it anew after a submission, since storage may have moved. `ids[row]` is the
+    request's name. `prefix[row]` has the int64 content ids of its prompt's full KV blocks, or None;
+    equal ids mean the same text up to that block's end. `text[row]` is the input text of its
     application, or None.
 
-    With asynchronous scheduling a plan is made while the step before it runs, and the table shows
-    that step as if it had ended when it began: `computed_tokens` counts what it computes,
-    `output_tokens` the token that it will give (which `in_flight` says), `last_token_s` is its
-    start. `first_token_s` and the rest wait for what really happens. A row whose last token is
-    being computed is not promised another one: it has nothing left to compute and `in_flight` 0.
-    Between steps, and always without asynchronous scheduling, `in_flight` is 0 and everything shown
-    is known.
+    With asynchronous scheduling a plan is made while the step before it runs. The table then shows
+    that step as if it had ended when it began. `computed_tokens` includes what the step computes.
+    `output_tokens` includes the token that it will give, which `in_flight` marks. `last_token_s` is
+    its start. Other columns such as `first_token_s` show only what has happened. A row whose last
+    token is being computed has nothing left to compute, and `in_flight` is 0. Between steps, and
+    always in synchronous scheduling, `in_flight` is 0 and all values are known.
 
-    With speculation the step under way is shown as if all drafts that it verifies were right; what
-    was rejected leaves `computed_tokens` and `output_tokens` with the outcome.
+    With speculation the table shows the step under way as if all its drafts were right. The
+    outcome takes rejected drafts out of `computed_tokens` and `output_tokens`.
     """
 
     arrival_s: Annotated[NDArray[np.float64], 0.0]  # objectives and gaps count from here

@@ -35,7 +35,8 @@ _APART_S = 1e-6
 
 
 class BrosExactOptions(BrosOptions):
-    """Those of `bros`, which decides where there are more requests than `max_requests`, and
+    """The options of `bros`, and these. `bros` decides if there are more requests than
+    `max_requests`:
 
     max_requests  requests in the system, of both classes, up to which an iteration is solved
     solver        milp, enumerate (every batch is tried), or auto: enumerate up to 12 requests

@@ -12,7 +12,7 @@ _REPLACEMENT = {"true": "once", "false": "none", "none": "none"}
 
 
 class BrosOptions(Options):
-    """Names of the paper where it has one.
+    """Options of BROS, named as in the paper if it names them.
 
     base_batch      B_base, requests
     adaptive_batch  double B_curr after an iteration without the early return of lines 11-12, reset
@@ -23,17 +23,16 @@ class BrosOptions(Options):
     group_size      tokens returned to the user together (ACM version); 1: every token counts
     chunk           prompt tokens an iteration computes at most of one request; None: whole prompts,
                     as in the paper
-    order           of real-time requests. savable: residual time, those that can no longer be kept
-                    last (they wait without memory, and their time has passed); residual: residual
-                    time alone, as printed
+    order           of real-time requests. savable: residual time, with late requests that have no
+                    memory last; residual: residual time alone, as printed
     avg_window      iterations that T_avg averages over
     swap            dropped requests keep their KV on the host; False: they are recomputed
-    late_drops      a request that is late already and holds nothing yet may drop real-time ones too
-    reserve         a best-effort newcomer waits until there is room for the whole of its prompt,
-                    beside what those begun before it lack: with `chunk`, fewer lose their memory
-    drafts          with --speculate, whose drafts a step verifies. spare: of those that it serves
-                    anyway, in the time that the nearest deadline leaves; always: of all rows, and
-                    a row that does not fit with them waits
+    late_drops      a late request without memory may drop real-time requests too
+    reserve         a best-effort newcomer waits for room for its whole prompt and for what earlier
+                    ones still lack: with `chunk`, fewer lose their memory
+    drafts          with --speculate, which drafts a step verifies. spare: of the requests that it
+                    serves anyway, in the time before the nearest deadline; always: of all rows, and
+                    a row that does not fit with its drafts waits
     draft_pace      with --speculate, when the next token is due after a step that gave m of them.
                     next: after one TPOT objective; given: after m of them, as a token group
     """

@@ -10,8 +10,8 @@ from twinserve.policies.base import Options
 
 
 class EchoOptions(Options):
-    """The parts of the paper, each of which can be switched off; its ladder BS, +E, +S, +M goes
-    from all off to all on.
+    """One option for each part of the paper, which switches it off. The paper's ladder BS, +E, +S,
+    +M goes from all off to all on.
 
     slo_aware       E: iterations are bounded by the online requests' SLO, by estimate
     kv_aware        S: offline requests by reward (eq. 4); off: first come, first served
@@ -24,19 +24,17 @@ class EchoOptions(Options):
                     TPOT after the last one
     length_buckets  the pool is divided by prompt length
     b_decode        b of a decoded token (eq. 1); that of a prompt's token is 1
-    b_hit           ours: b of a prompt's token found in the cache. Eq. 1 counts tokens that are
-                    processed, which these are not: 0
+    b_hit           ours: b of a prompt's token found in the cache. 0 as in eq. 1, which counts
+                    processed tokens
     offline         how eq. 4 is used. rank: decodes leave for the bound or for memory only, and the
                     best candidates are added while both hold; climb: requests are added and left
                     out while the reward rises, so that decodes may pause for it
     patience_s      ours: a queued request that came so many seconds after the first of the queue
                     does not overtake it
-    benefit         whose tokens count in eq. 4. all: those of every request, as printed; offline:
-                    ours, only those of offline requests, since how many tokens online ones get is
-                    for their arrivals to say, not for a plan
+    benefit         which tokens count in eq. 4. all: of every request, as printed; offline: ours,
+                    only of offline requests, since arrivals decide what online requests get
     edits           of climb. all: requests are added and left out until no single edit pays;
-                    adding: decodes are chosen first, then prompts are added, and nothing that was
-                    chosen is left out again
+                    adding: decodes are chosen first, then prompts; no choice is undone
     feedback        ours: weight of the newest iteration in a factor, actual over estimated time,
                     that corrects the estimate; 0: none, as in the paper
     """

@@ -13,12 +13,11 @@ MAX_PARKED = 64  # a quarter of the seats that an engine of the paper has
 
 
 class LayerKvOptions(VllmV0Options):
-    """Those of `vllm-v0`, and the parts of the paper, each of which can be switched off.
+    """The options of `vllm-v0`, and one for each part of the paper, which switches it off.
 
     slo_aware     Algorithm 1; off: prompts begin as soon as there is memory
-    savable_only  requests that are expected to miss their objective even without another prompt (a
-                  negative allowance) do not count; off, as printed: while there is one, no prompt
-                  begins
+    savable_only  ignore requests that will miss their objective even without another prompt (a
+                  negative allowance); off, as printed: no prompt begins while there is one
     layer_wise    off: a request's layers are all on the device
     x             layers that stay on the device at least; None: by eqs. 3-4
     retain        max: as many layers stay as the forecast has room for; min: x
@@ -36,19 +35,18 @@ class LayerKvOptions(VllmV0Options):
                   learns from requests that ended; perfect: is told the class, an ablation;
                   oracle-length, or oracle: is told the length, a bound
     length_classes  classes of `trained` and `history`
-    accuracy      of `perfect`: the share of requests whose class it says; of the others it says one
-                  beside it
-    current_tpot  of eq. 1. step: seconds of a decode step; request: of a step, times requests
-                  running, over those that decoded in it, which is how long a request waits for a
-                  token where not all have their layers at hand
-    tpot_window   decode steps that it is the mean of
+    accuracy      of `perfect`: the share of requests that get their true class; others get a
+                  neighbouring one
+    current_tpot  of eq. 1. step: seconds of a decode step; request: the same times running requests
+                  over those that decoded in it, which is the time between two tokens of a request
+                  if some lack their layers
+    tpot_window   decode steps that the mean covers
     allreduce_share  of the link's time that eqs. 3-4 reckon with for all-reduce; 0 with NVLink or
                      on one GPU (Sec. 3.1.3)
     allreduce_check  a transfer looks whether the link is in use before it sends each sub-unit; off:
                      it shares the link
-    allreduce_wait, allreduce_unit  how long it waits before it looks at a busy link again, and how
-                                    long a sub-unit of it takes,
-                  in lengths of an all-reduce
+    allreduce_wait, allreduce_unit  wait between looks at a busy link, and time of a sub-unit, in
+                                    lengths of an all-reduce
     """
 
     slo_aware: bool = True

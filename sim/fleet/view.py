@@ -12,15 +12,16 @@ from twinserve.sim.results.recorder import Load
 
 @dataclass(slots=True)
 class FleetView:
-    """now        seconds
+    """What a router sees of a fleet.
+
+    now        seconds
     up         indices of the replicas that take requests, ascending
     takes      by index: whether the replica takes requests
-    in_flight  by index: requests dispatched there that have not ended; the router's own count,
-               always exact
+    in_flight  by index: requests dispatched there that have not ended; always exact
     signals    how old snapshots are, and which were lost (`Router.signals`)
     num_blocks, block_tokens  by index: KV blocks, and tokens in one
-    models     by index: what has been measured of its step times beforehand; None: nothing
-    silent_s   replicas from which nothing comes, and since when (seconds)
+    models     by index: a model of its step times, measured beforehand; None: unknown
+    silent_s   replicas from which nothing arrives -> since when (seconds)
     """
 
     now: float

@@ -32,7 +32,7 @@ class Shedding(Options):
     """Options of routers that reject requests under load, by class. A request is rejected if each
     replica that is up has so many requests of both classes in flight.
 
-    shed_rt, shed_be  real-time requests; best-effort ones. None: none is rejected
+    shed_rt, shed_be  for real-time and for best-effort requests; None: none is rejected
     """
 
     shed_rt: int | None = Field(None, ge=1)
@@ -66,14 +66,15 @@ def of_events(value: float, others: ValidationInfo) -> float:
 
 
 class Router(ABC, Generic[RouterOptions]):
-    """Decisions only, like a policy: same state, same view, same choice.
+    """Decides which replica gets a request, and nothing else. The same state and view must give the
+    same choice.
 
-    It hears what a router in production would: what it dispatched, first tokens, ends, KV events,
-    replicas that come, drain and fail. It never sees a replica's inside: `view` has its own exact
-    counts of requests in flight, and snapshots of replicas as `signals` has it.
+    A router hears what one in production would: its own dispatches, first tokens, ends, KV events,
+    and replicas that come, drain and fail. It never sees inside a replica. `view` has exact counts
+    of requests in flight, and snapshots of replicas as old as `signals` says.
 
-    A router that overrides `on_first_token`, or `on_stored` or `on_removed`, gets these events;
-    otherwise they are not made. KV events of a replica come from `on_came` until it is down.
+    A router gets first tokens and KV events only if it overrides `on_first_token`, `on_stored` or
+    `on_removed`. KV events of a replica come from `on_came` until the replica is down.
     """
 
     name: ClassVar[str]
