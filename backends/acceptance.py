@@ -25,7 +25,7 @@ def rates_of_length(length: float, drafts: int) -> list[float]:
 
 
 def conditional(rates: Sequence[float]) -> list[float]:
-    """Of each draft behind right ones."""
+    """Return, for each draft, the probability that it is right if all before it are."""
     before = [1.0, *rates[:-1]]
     return [rate / last if last > 0 else 0.0 for rate, last in zip(rates, before, strict=True)]
 
@@ -40,7 +40,7 @@ class Acceptance:
         self.seed = seed
 
     def key(self, request_id: str) -> int:
-        """What `right` knows the request by."""
+        """Return the key by which `right` identifies the request."""
         said = f"{self.seed} {request_id}".encode()
         return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest())
 
@@ -56,7 +56,7 @@ class Acceptance:
         return np.logical_and.accumulate(right, axis=1).sum(axis=1)
 
     def ahead(self, keys: np.ndarray, positions: np.ndarray) -> None:
-        """Drafts that these requests have from there on: as many as the drafter makes."""
+        """Return None: these requests have as many drafts as the drafter makes."""
 
 
 def uniform(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -47,13 +47,13 @@ def count(counts: Counts, kind: str, target: Place, size: float) -> None:
 
 
 def not_made(counts: Mapping, physical: bool) -> Counts:
-    """Those of `counts` that a live engine did not make. physical: it has the ledger's own
+    """Return those of `counts` that a live engine did not make. physical: it has the ledger's own
     layout."""
     return {} if physical else {kind: counts[kind] for kind in (LAYERS, PARTS) if kind in counts}
 
 
 def not_made_lines(found: Counts) -> list[tuple[str, str]]:
-    """A name and a sentence for each kind, for people."""
+    """Return a name and a sentence for each kind, to be read."""
     return [
         (
             f"not made: moves of {kind}",

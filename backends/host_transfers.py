@@ -49,7 +49,8 @@ class HostTransfers:
         return start, begun
 
     def load(self, jobs: Jobs, end: float) -> list[tuple[Job, float]]:
-        """The step with these jobs ends then: its loads, with their landings."""
+        """The step with these jobs ends at the given time. Returns its loads, each with the time at
+        which it lands."""
         return [(job, self._send(self.to_device, job, end)) for job in jobs.loads]
 
     def landed(self, job: Job) -> None:

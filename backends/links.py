@@ -28,14 +28,13 @@ from twinserve.profiles.specs import GpuSpec
 
 
 def evenly(allreduce_share: float) -> tuple[float, float]:
-    """Neither side looks for others: a transfer and an all-reduce get half of the rate while both
-    go on."""
+    """Share the link evenly: a transfer and an all-reduce get half of the rate while both go on."""
     return 1.0 / (1.0 + allreduce_share), 1.0
 
 
 def allreduces_of(gpu: GpuSpec, model: StepTimeModel) -> Callable[[StepComposition], float] | None:
-    """Seconds of a step's all-reduces by its composition, where they go over PCIe; None with
-    NVLink, on one GPU, and for a form of step times that does not know them (docs/layerkv.md)."""
+    """Return the seconds of a step's all-reduces by its composition, if they use PCIe. None with
+    NVLink, on one GPU, and for a form of step times without all-reduces (docs/layerkv.md)."""
     if gpu.nvlink_bytes_per_s or not model.allreduce_seconds(StepComposition(1)):
         return None
     return model.allreduce_seconds
@@ -55,8 +54,8 @@ class Computing:
     share: float
 
     def landing(self, begin: float, end: float, step_waits: bool) -> float:
-        """When a transfer has arrived that with the link to itself would take from `begin` to `end`
-        > `start`."""
+        """Return when a transfer arrives that would take from `begin` to `end` > `start` with the
+        link to itself."""
         begin = max(begin, self.start)
         work = end - begin
         if step_waits or not self.share:
@@ -80,16 +79,16 @@ class PcieLink:
 
     @property
     def free_at(self) -> float:
-        """When all that is queued has passed, both ways."""
+        """Return when all queued transfers have passed, both ways."""
         return max(self.to_host.free_at, self.to_device.free_at)
 
     def lose(self, now: float) -> None:
-        """The device has failed."""
+        """The device has failed: its transfers are lost."""
         self.to_host.lose(now)
         self.to_device.lose(now)
 
     def path(self, source: Place, target: Place) -> tuple[Port, ...]:
-        """The ports between two places. Raises ValueError where this link does not join them."""
+        """Return the ports between two places. Raises ValueError if the link does not join them."""
         path = self._paths.get((source, target))
         if path is None:
             raise ValueError(f"no way from {source} to {target}: PCIe joins device and host")
@@ -117,8 +116,8 @@ class PcieLink:
         return send(path, now, size, passed).lands_s
 
     def landings(self, now: float, moves: Iterable[tuple[int, Place, Place]]) -> list[float]:
-        """When `moves` (bytes, source, target), queued at `now` one after another, would arrive
-        with the link to themselves. Nothing is queued."""
+        """Return when `moves` (bytes, source, target), queued at `now` one after another, would
+        arrive with the link to themselves. Nothing is queued."""
         free_at: dict[Port, float] = {}
         ends = []
         for size, source, target in moves:
@@ -134,7 +133,7 @@ class PcieLink:
         return Computing(start, start + (seconds + delay * allreduce), share)
 
     def computing_seconds(self, start: float, seconds: float, allreduce: float) -> float:
-        """How long that takes beside what is queued."""
+        """Return how long that step takes with the transfers that are queued."""
         busy = self.free_at - start
         if busy <= 0 or not allreduce:
             return seconds

@@ -204,7 +204,7 @@ def missing(use: str) -> list[str]:
 
 @functools.cache
 def require(*uses: str) -> None:
-    """Raises LiveEngineError, one line, where the installed vLLM lacks what one of `uses` needs."""
+    """Raises LiveEngineError, one line, if the installed vLLM lacks what one of `uses` needs."""
     installed_vllm()
     for use in uses:
         lacks = missing(use)
@@ -213,7 +213,7 @@ def require(*uses: str) -> None:
 
 
 def require_state(scheduler) -> None:
-    """Raises LiveEngineError, one line, where a Scheduler that has been made lacks a field."""
+    """Raises LiveEngineError, one line, if a Scheduler that was made lacks a field."""
     lacks = [
         f"{type(scheduler).__name__}.{name}" for name in _STATE if not hasattr(scheduler, name)
     ]

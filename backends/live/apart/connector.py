@@ -44,7 +44,7 @@ _ENDED = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
 
 @dataclass
 class Fetch:
-    """blocks of the request here, and what they are filled from, one for one."""
+    """Blocks of the request on this engine, and the blocks that fill them, one for one."""
 
     request: str
     engine: str
@@ -104,7 +104,7 @@ class ApartConnector(Connector):
         return self._shelves[engine]
 
     def take_transfers(self) -> list:
-        """Swaps between device and host: there are none."""
+        """Return no swaps between device and host, since there are none."""
         return []
 
     # -- scheduler's side ------------------------------------------------------------------------
@@ -229,7 +229,8 @@ class ApartConnector(Connector):
         return table
 
     def land(self, request: str) -> bool:
-        """A load has ended, as far as engines know; waits for its copy. Whether it came whole."""
+        """Wait for the copy of a load, which then has ended for the engines. Returns whether all of
+        it arrived."""
         fetch, copy = self._copies.pop(request)
         whole = copy.result()
         if not whole:

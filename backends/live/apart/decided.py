@@ -16,7 +16,7 @@ class Decided:
     free_blocks: int
 
     def differs(self, other: Decided) -> str:
-        """How, in one line; empty: it does not."""
+        """Return the difference in one line, or an empty text."""
         if list(self.grants.items()) != list(other.grants.items()):
             return f"grants {_few(self.grants, other.grants)}"
         if self.hits != other.hits:

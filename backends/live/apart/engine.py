@@ -33,11 +33,11 @@ class Process:
         theirs.close()
 
     def wait(self) -> int:
-        """Until it is up; token ids of its vocabulary."""
+        """Wait until the engine is up. Returns the token ids of its vocabulary."""
         return self._answer(START_S)
 
     def answers(self, requests: list[tuple[str, list[int], int]]) -> dict[str, list[int]]:
-        """Token ids that it gives to (name, prompt, output tokens)."""
+        """Return the token ids that the engine gives to (name, prompt, output tokens)."""
         return self._ask("answers", requests)
 
     def submit(
@@ -50,20 +50,20 @@ class Process:
         self._ask("abort", request)
 
     def step(self, now: float) -> Decided:
-        """It begins a step, at `now` (seconds): schedules and computes."""
+        """Begin a step at `now` (seconds): schedule and compute."""
         self._ask("step", now)
         return self._answer()
 
     def end(self, now: float) -> Ended:
-        """The step ends."""
+        """End the step, and return what ended with it."""
         return self._ask("end", now)
 
     def land(self, request: str) -> bool:
-        """What was fetched for the request has come; whether whole. At any time."""
+        """End the wait for the request's load. Returns whether it is whole. At any time."""
         return self._ask("land", request)
 
     def close(self) -> None:
-        """However it is: what does not end by itself in time is ended."""
+        """End the process, by force if it does not end in time."""
         try:
             self._pipe.send(("close",))
             self._process.join(_END_S)
@@ -77,7 +77,7 @@ class Process:
             self._pipe.close()
 
     def kill(self) -> None:
-        """At once, as if its machine had gone."""
+        """Kill the process at once, as if its machine had failed."""
         self._process.kill()
         self._process.join()
 

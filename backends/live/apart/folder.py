@@ -16,8 +16,8 @@ _LOCK = "lock"
 
 @contextmanager
 def shared_folder() -> Iterator[str]:
-    """In shared memory, where there is some; gone at the end. A killed process cannot take it
-    away, so what such runs left is taken away by the next one."""
+    """Make a folder in shared memory if there is any, and remove it at the end. A killed process
+    cannot remove its folder, so the next run does."""
     place = _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
     take_away_old(place)
     with tempfile.TemporaryDirectory(prefix=_BEGINS, dir=place) as name:

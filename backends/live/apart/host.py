@@ -25,7 +25,7 @@ _PLAIN = "vllm.v1.core.sched.scheduler.Scheduler"
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What an engine is in its fleet.
+    """The part of an engine in its fleet.
 
     role       kv_producer or kv_consumer
     folder     of all engines of the fleet
@@ -39,7 +39,7 @@ class Part:
     recompute: bool
 
     def arguments(self) -> dict:
-        """Of vLLM."""
+        """Return the arguments for vLLM."""
         from vllm.config import KVTransferConfig
 
         extra = {"folder": str(self.folder), "name": self.name, "lease_s": self.lease_s}

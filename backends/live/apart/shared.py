@@ -10,8 +10,8 @@ import torch
 
 
 def share(tensor: torch.Tensor) -> dict:
-    """Move the memory of `tensor`, and of all that share it, to where others can map it; values
-    stay. Returns what `attach` needs, as JSON has it."""
+    """Move the memory of `tensor`, and of all tensors that share it, to where other processes can
+    map it. Values stay. Returns what `attach` needs, as JSON values."""
     storage = tensor.untyped_storage()
     fd, size = storage._share_fd_cpu_()
     return {
@@ -26,13 +26,13 @@ def share(tensor: torch.Tensor) -> dict:
 
 
 def alive(about: dict) -> bool:
-    """Whether the process that shares a tensor is there."""
+    """Return whether the process that shares a tensor still runs."""
     return Path(f"/proc/{about['pid']}/fd/{about['fd']}").exists()
 
 
 def attach(about: dict) -> torch.Tensor:
-    """The tensor itself, of another process or this one: what is written here is there. Raises
-    FileNotFoundError where that process has gone."""
+    """Return the tensor of another process or this one; writes are seen by both. Raises
+    FileNotFoundError if that process has gone."""
     if not alive(about):
         raise FileNotFoundError(f"process {about['pid']} and its KV cache have gone")
     dtype = getattr(torch, about["dtype"])

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 
 class Shelf:
-    """Of one engine. Times are seconds of the clock that all engines share."""
+    """The shelf of one engine. Times are seconds of the clock that all engines share."""
 
     def __init__(self, folder: Path, engine: str) -> None:
         self._about = folder / f"{quote(engine, safe='')}.json"
@@ -29,8 +29,8 @@ class Shelf:
 
     # -- of the engine that keeps --------------------------------------------------------------
     def tell(self, about: dict) -> None:
-        """Where its KV is. What an engine of this name kept before is gone: its blocks hold
-        something else now."""
+        """State where the engine's KV lies. Earlier entries of an engine of this name are removed,
+        since its blocks hold other KV now."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(exist_ok=True)
         _write(self._about, json.dumps(about))
@@ -39,7 +39,7 @@ class Shelf:
         _write(self._file(request), "")
 
     def last_beat(self, request: str) -> float:
-        """Minus infinity: there was none."""
+        """Return when the last heartbeat was sent, or minus infinity."""
         try:
             return float(self._file(request, ".beat").read_text())
         except FileNotFoundError:
@@ -54,7 +54,7 @@ class Shelf:
 
     # -- of the engine that fetches ------------------------------------------------------------
     def about(self) -> dict:
-        """Raises FileNotFoundError where no engine of this name has come up."""
+        """Return what the engine states. Raises FileNotFoundError if it has not come up."""
         return json.loads(self._about.read_text())
 
     def has(self, request: str) -> bool:

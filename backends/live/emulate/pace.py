@@ -20,7 +20,7 @@ class Pace(Protocol):
 
 @dataclass
 class Lateness:
-    """Of the steps so far, those that ended late as the host was: how many, and by how much."""
+    """How many steps ended late because of the host, and by how much in all."""
 
     steps: int = 0
     late: int = 0
@@ -28,7 +28,7 @@ class Lateness:
     busy_s: float = 0.0
 
     def line(self) -> str:
-        """In one line, for a log."""
+        """Return the counts in one line, for a log."""
         share = 100 * self.late / self.steps if self.steps else 0.0
         return (
             f"emulated GPU: {self.steps:,} steps, {self.busy_s:,.1f} s; {share:.1f} % of them "

@@ -25,7 +25,7 @@ _CONFIG = "--additional-config"
 
 
 def check_port(host: str, port: int) -> None:
-    """LiveEngineError, one line, where nothing can listen there."""
+    """Raises LiveEngineError, one line, if no server can listen at the port."""
     try:
         if not 0 <= port < 1 << 16:
             raise OverflowError("there is none beyond 65535")

@@ -44,8 +44,8 @@ class Emulated(BaseModel):
 
 
 def emulated(config: SimulationConfig, hardware: Hardware, named_tokens: bool = False) -> Emulated:
-    """The GPU of a run's settings. LiveEngineError, one line, for hardware that one emulated worker
-    cannot stand for."""
+    """Return the GPU of a run's settings. LiveEngineError, one line, for hardware that one emulated
+    worker cannot stand for."""
     profile = hardware.profile
     for name, size in (("pipeline stages", profile.pp), ("data-parallel ranks", profile.dp)):
         if size > 1:
@@ -68,7 +68,8 @@ def emulated(config: SimulationConfig, hardware: Hardware, named_tokens: bool = 
 
 
 def read_emulated(additional_config: dict | None) -> Emulated:
-    """As the worker finds it. LiveEngineError where it was started otherwise."""
+    """Return the GPU from the worker's configuration. LiveEngineError if the worker was started
+    otherwise."""
     given = (additional_config or {}).get(KEY)
     try:
         return Emulated.model_validate(given)

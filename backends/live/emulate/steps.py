@@ -69,7 +69,7 @@ class EmulatedSteps:
         self._batch: tuple[set[str], bool] = (set(), False)  # of the last step; whether all decoded
 
     def take(self, scheduled) -> EmulatedStep:
-        """The step of a SchedulerOutput, which is taken once and in order."""
+        """Return the step of a SchedulerOutput. Each is taken once, in order."""
         for name in scheduled.finished_req_ids:
             self._requests.pop(name, None)
         joined = self._join(scheduled.scheduled_new_reqs)

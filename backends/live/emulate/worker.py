@@ -50,7 +50,7 @@ class EmulatedWorker(WorkerBase):
         self._launched: _Launched | ModelRunnerOutput | None = None
 
     def load_model(self, **_) -> None:
-        """There are no weights."""
+        """Do nothing: there are no weights."""
 
     # -- memory ------------------------------------------------------------------------------------
     def _spec(self) -> FullAttentionSpec:
@@ -69,7 +69,7 @@ class EmulatedWorker(WorkerBase):
         return ["LBNHC"]
 
     def determine_available_memory(self) -> int:
-        """Room for the profile's blocks and vLLM's null block."""
+        """Return room for the profile's blocks and vLLM's null block."""
         return (self.emulated.num_blocks + 1) * self._spec().page_size_bytes
 
     def initialize_from_config(self, kv_cache_config) -> None:
@@ -108,7 +108,7 @@ class EmulatedWorker(WorkerBase):
         return launched
 
     def stepped(self, step) -> None:
-        """A line for the log now and then: whether the host keeps up."""
+        """Log now and then whether the host keeps up."""
         lateness = getattr(self.pace, "lateness", None)
         if lateness is not None and lateness.steps % _LOG_STEPS == _LOG_STEPS - 1:
             logger.info("%s", lateness.line())
@@ -124,13 +124,13 @@ class EmulatedWorker(WorkerBase):
         return None
 
     def execute_dummy_batch(self) -> None:
-        """Of data-parallel ranks without work; there is nothing to compute."""
+        """Do nothing. vLLM calls this for data-parallel ranks without work."""
 
     def get_kv_connector_handshake_metadata(self) -> None:
         return None
 
     def reset_encoder_cache(self) -> None:
-        """There is none."""
+        """Do nothing: there is no such cache."""
 
     def shutdown(self) -> None:
         lateness = getattr(self.pace, "lateness", None)
@@ -151,5 +151,5 @@ class EmulatedExecutor(UniProcExecutor):
 
 
 def end_with_parent() -> None:
-    """The kernel ends this process when the one that started it ends, however that does."""
+    """Have the kernel end this process when its parent ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

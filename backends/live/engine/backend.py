@@ -45,7 +45,7 @@ class TimedStep:
         return int(self.work.prefill_new.sum())
 
     def row(self) -> dict:
-        """As a row of a table."""
+        """Return the step as a row of a table."""
         return {
             "start_s": self.start_s,
             "predicted_s": self.predicted_s,
@@ -98,7 +98,7 @@ class LiveBackend(Backend):
 
     @property
     def moved(self) -> Counts:
-        """All moves so far, as the ledger accounts for them."""
+        """Return all moves so far, as the ledger accounts for them."""
         return self.twin.moved
 
     def lay_out(self, ledger) -> None:
@@ -207,7 +207,7 @@ class LiveBackend(Backend):
         return None
 
     def transfer(self, plan: StepPlan, now: float) -> Transfers:
-        """A plan without a step: accounted; the engine does it with the next step."""
+        """Account for a plan without a step. The engine carries it out with the next step."""
         self._on_engine.follow(plan.preempted, plan.admitted, plan.swapped_in)
         if self.memory is not None:
             self.memory.follow(plan.moves)
@@ -222,7 +222,7 @@ class LiveBackend(Backend):
         """Live steps come one by one; there is no run to cut."""
 
     def drift(self) -> str:
-        """One line: in how many steps the engine did something else than planned."""
+        """Return a line: in how many steps the engine did something else than planned."""
         scheduler = self.engine.scheduler
         first = f"; {scheduler.first_drift}" if scheduler.first_drift else ""
         return f"drift {scheduler.drift} of {scheduler.steps} steps{first}"

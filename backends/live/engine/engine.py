@@ -90,7 +90,7 @@ class StepAnswer:
 
 
 def uses_of(settings: LiveSettings) -> tuple[str, ...]:
-    """What the engine is used for, by the names of needs.NEEDS."""
+    """Return what the engine is used for, by the names of needs.NEEDS."""
     if settings.physical:
         return ("physical",)
     swaps, drafts = bool(settings.swap_blocks), bool(settings.drafts)
@@ -339,7 +339,7 @@ class VllmEngine:
         return self.worker.model_runner.kv_caches
 
     def cycle(self) -> None:
-        """One call of vLLM's own loop, with what its scheduler decides."""
+        """Make one call of vLLM's own loop, in which its scheduler decides."""
         self._client.get_output()
 
     def submit(
@@ -420,8 +420,8 @@ class VllmEngine:
         )
 
     def warm_up(self) -> None:
-        """Run what will be measured once before, so that nothing is done for the first time then.
-        The CPU engine prepares kernels for every number of tokens, so each occurs once."""
+        """Run once what will be measured, so that no measured step is the first of its kind. The
+        CPU engine prepares kernels for each number of tokens, so each number occurs once."""
         import torch
 
         longest = min(self.settings.max_step_tokens, self.settings.max_model_len - 1)

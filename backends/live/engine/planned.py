@@ -93,7 +93,7 @@ class EngineRequests:
         admitted: Iterable[tuple[int, int]],
         swapped_in: Iterable[int],
     ) -> None:
-        """What a plan does to memory; parts as those of a StepPlan."""
+        """Apply what a plan does to memory. Arguments are parts of a StepPlan."""
         for row, kind in preempted:
             self._lose(self.ids[row], kind)
         for row, hit in admitted:
@@ -130,7 +130,7 @@ class EngineRequests:
         return self.planned(grants, plan.preempted, plan.admitted, plan.swapped_in)
 
     def begin_anew(self, name: str) -> None:
-        """The request is another row now, which holds nothing."""
+        """The request now is another row, which holds nothing."""
         self._lose(name, Preemption.RECOMPUTE)
 
     def forget(self, name: str) -> None:
@@ -167,7 +167,7 @@ class ScheduledStep:
     drafts: dict[str, int] = field(default_factory=dict)
 
     def drift(self, planned: PlannedStep) -> str:
-        """How this differs from `planned`; empty where it does not."""
+        """Return how the step differs from `planned`, or an empty text."""
         if self.unplanned:
             return f"vLLM preempted {', '.join(self.unplanned)} by itself"
         if self.unfilled:

@@ -58,14 +58,14 @@ class Steering:
         return self.kv_cache_manager.block_pool.num_gpu_blocks - 1
 
     def forget_counts(self) -> None:
-        """Begin to count anew: another run on the same engine."""
+        """Reset the counts, for another run on the same engine."""
         self.steps = 0
         self.drift = 0
         self.first_drift = ""
         self.accepted: dict[str, int] = {}
 
     def part(self, found: str) -> None:
-        """The latest step went another way than it should have: `found` says how."""
+        """Record that the latest step differed from its plan; `found` says how."""
         self.drift += 1
         self.first_drift = self.first_drift or f"step {self.steps}: {found}"
 

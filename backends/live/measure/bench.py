@@ -150,7 +150,7 @@ class Bench:
         return tokens // self.block_tokens * self.block_tokens
 
     def drop(self, names: list[str]) -> None:
-        """Abort these; the engine's worker forgets them with the next step."""
+        """Abort these requests. The engine's worker forgets them with the next step."""
         self._core.abort_requests([name for name in names if name in self._held])
         for name in names:
             self._held.pop(name, None)
@@ -186,7 +186,7 @@ class Bench:
         return self.step(beside, preempted=((name, Preemption.SWAP),))
 
     def swap_in(self, name: str, beside: dict[str, int]) -> Timing:
-        """The way back, for a step in which it decodes."""
+        """Bring a request's KV back in a step in which it decodes."""
         return self.step({**beside, name: 1}, swapped_in=(name,))
 
     def _composition(self, grants: dict[str, int]) -> StepComposition:

@@ -35,7 +35,7 @@ class Kept:
             self._run.bench.step({})  # the next step shall not find the caches full of this
 
     def now(self) -> None:
-        """Nothing where nothing is measured yet."""
+        """Give the keeper what has been measured so far, if anything."""
         if self._run.measuring and self._run.empty_s:
             self._keep(self.so_far())
         self._next = time.monotonic() + _KEEP_EVERY_S

@@ -39,8 +39,8 @@ class SlotHost(HostKv):
         self._stages: list[DeviceStage] = []
 
     def carry(self, stage: SlotStage) -> None:
-        """Make the copies of `stage` part of this step. Raises HostFull where they do not fit,
-        KeyError for a copy that is to come back and is not there."""
+        """Add the copies of `stage` to this step. Raises HostFull if they do not fit, KeyError for
+        a copy that should return and is missing."""
         for request_id, tokens in stage.forgotten:
             self.forget(request_id, tokens.tolist())
         for request_id, tokens, slots in stage.out:
@@ -68,7 +68,7 @@ class SlotHost(HostKv):
         held.update((token, (row, self._number)) for token, row in zip(tokens, places, strict=True))
 
     def forget(self, request_id: str, tokens: Iterable[int]) -> None:
-        """Give up copies of these tokens; those that are not there do not matter."""
+        """Give up the copies of these tokens, if there are any."""
         held = self._slots.get(request_id, {})
         self.host_rows.give((held.pop(token)[0], 1) for token in tokens if token in held)
         if not held:
@@ -89,7 +89,7 @@ class SlotHost(HostKv):
         return sorted(self._slots.get(request_id, {}))
 
     def take_stages(self) -> list[DeviceStage]:
-        """What this step shall do before its forward pass; the next one starts with none."""
+        """Return what this step does before its forward pass. The next step starts with nothing."""
         stages, self._stages = self._stages, []
         return stages
 

@@ -118,7 +118,7 @@ class LayerMemory:
         return np.where(held.cells == AWAY, AWAY, held.cells + NULL_PAGES), held.host, held.written
 
     def rows(self) -> list[int]:
-        """Requests that have KV."""
+        """Return the requests that have KV."""
         return [*self._rows]
 
     # -- plans -------------------------------------------------------------------------------------
@@ -144,7 +144,8 @@ class LayerMemory:
             self._stages.append(stage)
 
     def step(self, plan: StepPlan) -> LayerLayout:
-        """The layout that `plan` needs. Its requests' new tokens count as written from here on."""
+        """Return the layout that `plan` needs. New tokens of its requests count as written from
+        here on."""
         self.follow(plan.moves)
         stages, self._stages = self._stages, []
         streams: dict[int, Orders] = {}

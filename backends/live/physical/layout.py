@@ -111,7 +111,8 @@ class PhysicalMemory:
             self._stages.append(stage)
 
     def step(self, plan: StepPlan) -> Layout:
-        """The layout that `plan` needs. Its requests' new tokens count as written from here on."""
+        """Return the layout that `plan` needs. New tokens of its requests count as written from
+        here on."""
         self.follow(plan.moves)
         stages, self._stages = tuple(self._stages), []
         tables = {}

@@ -44,8 +44,8 @@ class Admission:
     async def place(
         self, request: Request, avoid: Collection[int] = (), first: bool = False
     ) -> Stay:
-        """A stay at a worker, as soon as there is one. avoid: see `RoutedFleet.choose`. first: it
-        was under way, and waits before those that were not. Raises RefusedError."""
+        """Return a stay at a worker, as soon as one is free. avoid: see `RoutedFleet.choose`.
+        first: the request was under way and waits before others. Raises RefusedError."""
         stay = self._try(request, avoid)
         if stay is not None:
             return stay
@@ -111,8 +111,9 @@ class Admission:
         return self._fleet.sent(request, choice)
 
     def ask_again(self) -> None:
-        """A request ended, a worker came, or one was measured. Real-time requests, then best-effort
-        ones: each in order of coming, up to the first that is to wait on."""
+        """Place waiting requests after a request ended, a worker came up or was measured. Real-time
+        requests go first, then best-effort ones, each in order of coming, up to the first that must
+        wait on."""
         for real_time in (True, False):
             queue = self._queues[real_time]
             while queue:

@@ -55,7 +55,7 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 
 
 def obstacle(path: str, body: Mapping[str, Any]) -> str | None:
-    """The field for which an answer could not go on elsewhere; None: it can."""
+    """Return the field for which an answer could not continue elsewhere, or None."""
     for name, value in body.items():
         if value is None or name in _SAME or name in _OF_PROMPT:
             continue
@@ -123,12 +123,12 @@ class Continuation:
         return self._path == CHAT
 
     def first(self) -> bytes:
-        """The body for the first worker."""
+        """Return the body for the first worker."""
         return json.dumps({**self._body, "return_token_ids": True}).encode()
 
     @property
     def complete(self) -> bool:
-        """All its tokens have come; only what follows them may be missing."""
+        """Return whether all tokens have come. Only what follows them may be missing."""
         limit = self._limit()
         return self._finish or (limit is not None and self._shown >= limit > 0)
 
@@ -137,8 +137,8 @@ class Continuation:
         return len(self._generated)
 
     def next(self) -> tuple[str, bytes]:
-        """Path and body for the next worker. Call it where `broken` is empty and it is not
-        `complete`."""
+        """Return path and body for the next worker. Call it only if `broken` is empty and the
+        answer is not `complete`."""
         del self._generated[self._shown :]
         self._base = len(self._generated)
         self._moved, self.aborted = bool(self._head), False
@@ -168,7 +168,7 @@ class Continuation:
 
     # -- what a worker streams ---------------------------------------------------------------------
     def event(self, event: bytes) -> bytes:
-        """What the client gets for an event of a worker; empty: nothing."""
+        """Return what the client gets for an event of a worker; empty: nothing."""
         if is_done(event):
             self.ended = True
             return event

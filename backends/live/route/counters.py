@@ -51,7 +51,7 @@ class Counters:
         self._registry.register(self._gauges)
 
     def hear(self, events: KvEvents) -> None:
-        """What workers publish is counted, too."""
+        """Also count what workers publish."""
         self._gauges.events = events
 
     def _counter(self, name: str, said: str, *labels: str) -> Counter:

@@ -74,20 +74,20 @@ class RoutedFleet:
 
     @property
     def up(self) -> list[int]:
-        """Workers that take requests, ascending."""
+        """Return the workers that take requests, ascending."""
         return [worker for worker, replica in enumerate(self._replica) if replica is not None]
 
     def is_up(self, worker: int) -> bool:
         return self._replica[worker] is not None
 
     def at(self, worker: int) -> int:
-        """Requests there."""
+        """Return the requests at a worker."""
         replica = self._replica[worker]
         return 0 if replica is None else self.view.in_flight[replica]
 
     def came(self, worker: int, memory: KvMemory, load: Load | None = None) -> None:
-        """A worker takes requests from now on. load: the first measurement of it; None: it says
-        nothing, and counts as idle until it does."""
+        """A worker takes requests from now on. load: its first measurement; None: unknown, so the
+        worker counts as idle."""
         if self.is_up(worker):
             return
         view, replica = self.view, len(self._worker)
@@ -103,7 +103,7 @@ class RoutedFleet:
         self.router.on_came(replica)
 
     def failed(self, worker: int) -> None:
-        """It takes none any more."""
+        """A worker takes no further requests."""
         replica, view = self._replica[worker], self.view
         if replica is None:
             return
@@ -124,7 +124,7 @@ class RoutedFleet:
                 self.note(self._now(), "measured", replica, fields_of(load))
 
     def heard(self, worker: int, stored: bool, contents: np.ndarray) -> None:
-        """KV events of a worker. contents: int64[n], as of `Prompts.numbers`."""
+        """A worker sent KV events. contents: int64[n], as of `Prompts.numbers`."""
         replica = self._replica[worker]
         if replica is not None and self.router.hears_kv_events():
             self.view.now = self._now()
@@ -134,13 +134,13 @@ class RoutedFleet:
             hear(replica, contents)
 
     def age_s(self, worker: int) -> float | None:
-        """Of what is known of a worker that is up."""
+        """Return the age of what is known of a worker that is up (seconds)."""
         replica = self._replica[worker]
         return None if replica is None else self._now() - self.view.loads[replica].at_s
 
     def choose(self, request: Request, avoid: Collection[int] = ()) -> int | Verdict:
-        """The worker that the router sends a request to. avoid: workers that get it only where no
-        other one is up."""
+        """Return the worker that the router chooses for a request. avoid: workers that get it only
+        if no other is up."""
         view = self.view
         view.now = self._now()
         if not view.up:
@@ -199,13 +199,13 @@ class RoutedFleet:
         return Stay(request, worker, replica)
 
     def forgotten(self, session: int) -> None:
-        """A session that was silent for long: the router need not know where it was."""
+        """A session was silent for long, so the router may forget its worker."""
         if self.note:
             self.note(self._now(), "forgotten", session)
         self.router.on_forgotten(session)
 
     def stands(self, stay: Stay) -> bool:
-        """Whether its worker is still up, and has not come back as another replica."""
+        """Return whether the stay's worker is still up and has not restarted as another replica."""
         return self._replica[stay.worker] == stay.replica
 
     def first_token(self, stay: Stay) -> None:
@@ -217,7 +217,7 @@ class RoutedFleet:
             self.router.on_first_token(stay.request, stay.replica)
 
     def ended(self, stay: Stay) -> None:
-        """However it did. A second time changes nothing."""
+        """The stay has ended, for whatever reason. A second call changes nothing."""
         if stay.left:
             return
         stay.left = True

@@ -84,7 +84,7 @@ class Front:
         self.draining = False
 
     async def start(self) -> int:
-        """Returns the port that it listens on. Raises OSError where that is not to be had."""
+        """Start, and return the port. Raises OSError if the port cannot be used."""
         settings = self.settings
         self._http = HttpServer(
             self._answer,
@@ -126,11 +126,12 @@ class Front:
 
     @property
     def under_way(self) -> int:
-        """Requests that have not ended, those that wait among them."""
+        """Return the number of unfinished requests, waiting ones included."""
         return len(self._under_way)
 
     async def drain(self) -> int:
-        """No new requests; those under way may end, for `drain_s`. How many did not."""
+        """Take no new requests, and let those under way end within `drain_s`. Returns how many did
+        not."""
         self.draining = True
         _log.info("draining: %d requests are under way", len(self._under_way))
         try:
@@ -141,7 +142,7 @@ class Front:
         return len(self._under_way)
 
     async def stop(self) -> None:
-        """Requests that are under way end here."""
+        """End requests that are under way, and stop."""
         if self._server is not None:
             self._server.close()
         for task in list(self._under_way):

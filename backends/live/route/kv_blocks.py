@@ -72,14 +72,14 @@ class Message(NamedTuple):
 
 
 class UnreadableError(Exception):
-    """What came is no message of vLLM 0.32. One line."""
+    """A message that is not one of vLLM 0.32. One line."""
 
 
 _DECODER = msgspec.msgpack.Decoder(Batch)
 
 
 def message_of(frames: list[bytes]) -> Message | None:
-    """None: the end of a replay. Raises UnreadableError."""
+    """Return the message, or None at the end of a replay. Raises UnreadableError."""
     if len(frames) != _FRAMES or len(frames[1]) != len(END):
         raise UnreadableError("a message that is not of a topic, a number and a batch")
     if frames[1] == END:
@@ -88,7 +88,7 @@ def message_of(frames: list[bytes]) -> Message | None:
 
 
 def decode(payload: bytes) -> Batch:
-    """Raises UnreadableError."""
+    """Return the batch of a message. Raises UnreadableError."""
     try:
         return _DECODER.decode(payload)
     except msgspec.MsgspecError as error:
@@ -132,7 +132,8 @@ class KvBlocks:
 
     @property
     def too_many(self) -> bool:
-        """More than there can be: the worker told of some again, or does not tell what goes."""
+        """Return whether there are more blocks than the worker can have: it repeats events, or
+        leaves out removals."""
         return self._blocks > self._most
 
     def stored(self, event: BlockStored) -> None:
@@ -158,7 +159,7 @@ class KvBlocks:
         self._say(True, new)
 
     def removed(self, event: BlockRemoved) -> None:
-        """Of blocks that it knows."""
+        """Remove blocks that are known."""
         if not _counts(event):
             return
         gone = []
@@ -173,7 +174,7 @@ class KvBlocks:
         self._say(False, gone)
 
     def clear(self) -> None:
-        """It has nothing, or what it has is unknown."""
+        """Forget all blocks: the worker has none, or its blocks are unknown."""
         gone = [self._numbers.release(key) for key, _ in self._held.values()]
         self._held.clear()
         self._blocks = 0
@@ -240,7 +241,8 @@ class KvStream:
         self.batches = 0
 
     def live(self, message: Message) -> bool:
-        """Whether batches before it are missing. Raises UnreadableError."""
+        """Take a live message. Returns whether batches before it are missing. Raises
+        UnreadableError."""
         number, payload = message
         if number <= self._latest or self._is_another(message):  # a publisher counts upwards
             self._waiting.clear()
@@ -265,8 +267,8 @@ class KvStream:
         return taken and self._sums.get(number) != crc32(payload)
 
     async def replayed(self, messages: Iterable[Message] | None, first: bool = False) -> None:
-        """All that a replay brought. first: before it nothing was known, so nothing is given up
-        where it begins late. Raises UnreadableError."""
+        """Take all messages of a replay. first: before it nothing was known, so a late begin loses
+        nothing. Raises UnreadableError."""
         if first and messages is None:
             self.wanted = None
             return

@@ -54,12 +54,12 @@ class KvEvents:
         self._warned: set[int] = set()  # servers whose messages cannot be read
 
     def held(self, worker: int) -> int | None:
-        """Contents that a worker has, as its events say; None: it is not up."""
+        """Return the contents that a worker has by its events, or None if it is not up."""
         stream = self._streams[worker]
         return None if stream is None else len(stream.blocks)
 
     def came(self, worker: int, memory: KvMemory) -> None:
-        """It is up, as a new replica: nothing is known of its cache."""
+        """A worker is up as a new replica; its cache is unknown."""
         self.failed(worker)
         blocks = KvBlocks(
             self._prompts.numbers,
@@ -73,7 +73,7 @@ class KvEvents:
         task.add_done_callback(lambda task: self._ended(worker, task))
 
     def failed(self, worker: int) -> None:
-        """It is down. Its replica is gone, and the router has forgotten it."""
+        """A worker is down. Its replica is gone, and the router has forgotten it."""
         if (task := self._tasks.pop(worker, None)) is not None:
             task.cancel()
         if (stream := self._streams[worker]) is not None:

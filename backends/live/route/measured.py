@@ -26,8 +26,8 @@ class KvMemory(NamedTuple):
 
 
 def read_load(text: str, at_s: float, memory: KvMemory) -> Load | None:
-    """The load of a worker, over its engines; None where the page does not say. at_s: when it was
-    measured, seconds."""
+    """Return the load of a worker, over its engines; None if the page does not say. at_s: when it
+    was measured, seconds."""
     running, waiting = _values(text, RUNNING), _values(text, WAITING)
     if not running or not waiting:
         return None
@@ -38,7 +38,7 @@ def read_load(text: str, at_s: float, memory: KvMemory) -> Load | None:
 
 
 def read_memory(text: str) -> KvMemory:
-    """KV blocks of a worker over its engines, and tokens in one."""
+    """Return a worker's KV blocks over its engines, and the tokens in one."""
     blocks, size = 0, 0
     for line in _lines(text, CACHE):
         labels = dict(_LABEL.findall(line))

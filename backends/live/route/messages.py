@@ -50,7 +50,7 @@ class RefusedError(Exception):
 
 
 def error_body(status: int, kind: str, said: str) -> bytes:
-    """One JSON object, on one line."""
+    """Return an error as one JSON object, on one line."""
     error = {
         "message": " ".join(said.split()),
         "type": _TYPES.get(status, "server_error"),
@@ -61,7 +61,7 @@ def error_body(status: int, kind: str, said: str) -> bytes:
 
 
 def error_event(status: int, kind: str, said: str) -> bytes:
-    """The last event of a stream that cannot go on."""
+    """Return the last event of a stream that cannot continue."""
     return b"data: " + error_body(status, kind, said) + b"\n\n"
 
 
@@ -108,7 +108,7 @@ _MOST_BYTES = 16 * 2**20
 
 
 class EventTooLongError(Exception):
-    """A worker's event has no end."""
+    """An event of a worker is too long."""
 
 
 class Events:
@@ -118,7 +118,7 @@ class Events:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Events that are complete now, each with its empty line; lines end with LF."""
+        """Return the events that are complete now, each with its empty line; lines end with LF."""
         rest = self._rest + piece
         half = b""
         if b"\r" in rest:
@@ -133,14 +133,14 @@ class Events:
 
 
 def payload_of(event: bytes) -> bytes:
-    """Its data; empty where there are none, as in comments."""
+    """Return the data of an event; empty for a comment."""
     lines = event.split(b"\n") if event.find(b"\n") < len(event) - 2 else [event.rstrip(b"\n")]
     found = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
     return b"\n".join(found)
 
 
 def data_of(event: bytes) -> dict[str, Any] | None:
-    """The JSON object of an event; None where there is none, as in comments and [DONE]."""
+    """Return the JSON object of an event, or None for comments and [DONE]."""
     try:
         found = json.loads(payload_of(event) or b"null")
     except (ValueError, RecursionError):
@@ -153,8 +153,8 @@ def is_done(event: bytes) -> bool:
 
 
 def is_error(event: bytes) -> bool:
-    """Whether a worker says that it cannot go on. A quote within a text has a backslash before it,
-    so few events are parsed for this."""
+    """Return whether the event says that the worker cannot continue. Few events are parsed for
+    this, since a quote within a text follows a backslash."""
     return b'"error"' in event and bool((data_of(event) or {}).get("error"))
 
 

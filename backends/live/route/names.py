@@ -46,7 +46,7 @@ class Numbers:
         return number
 
     def hold(self, key: bytes) -> int:
-        """The number stays with its key until it is released as often as it was held."""
+        """Keep the number with its key until it is released as often as it was held."""
         held = self._held.get(key)
         if held is None:
             held = self._held[key] = [self.of(key), 0]
@@ -72,7 +72,8 @@ def first_key(block_tokens: int, text: bool = False, adapter: str = "") -> bytes
 
 
 def next_key(before: bytes, block: bytes, more: bytes = b"") -> bytes:
-    """Of the block after the one with the key `before`. more: what else tells it apart."""
+    """Return the key of the block after the one with key `before`. more: what else distinguishes
+    it."""
     return digest(before + block + more)
 
 

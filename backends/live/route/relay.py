@@ -35,11 +35,11 @@ _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 
 
 class WorkerLostError(Exception):
-    """A worker did not end its answer."""
+    """A worker did not finish its answer."""
 
 
 class RefusesRestError(Exception):
-    """The worker that was to go on with an answer does not."""
+    """The next worker refuses to continue an answer."""
 
 
 class ClientGoneError(Exception):

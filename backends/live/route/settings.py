@@ -188,7 +188,7 @@ def _is_server(url: str) -> bool:
 
 
 def require_libraries(events: bool = False) -> None:
-    """Raises LiveEngineError, one line, where one is missing. events: KV events are heard, too."""
+    """Raises LiveEngineError, one line, if a library is missing. events: KV events are used too."""
     wanted = LIBRARIES + OF_EVENTS if events else LIBRARIES
     missing = [name for name in wanted if find_spec(name) is None]
     if missing:
@@ -224,7 +224,7 @@ def router_of(text: str, kv_events: bool = False, profile: str | None = None) ->
 
 
 def model_of(profile: str | None) -> StepTimeModel | None:
-    """Step times of the workers. Raises ProfileError where there is no such profile."""
+    """Return the step times of the workers. Raises ProfileError if there is no such profile."""
     if profile is None:
         return None
     found = choose(profile).profile

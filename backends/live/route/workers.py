@@ -49,12 +49,12 @@ class Worker:
             self._attempts.discard(scope)
 
     def heard(self) -> None:
-        """A part of an answer of it has come."""
+        """A part of one of its answers has come."""
         self.heard_s = asyncio.get_running_loop().time()
 
     def fell(self, now: float, least_s: float, most_s: float) -> float:
-        """It is down. Returns for how long it stays so, at least: not at all after the first time,
-        and twice as long after each further one."""
+        """The worker is down. Returns the least seconds for which it stays out: none the first
+        time, then twice as long each time."""
         self.falls = self.falls + 1 if now - self.came_s < _STEADY_S else 1
         doubled = least_s * 2.0 ** min(self.falls - 1, 30)
         pause_s = min(doubled, most_s) if self.falls > 1 else 0.0
@@ -115,7 +115,7 @@ class Workers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def suspect(self, worker: Worker) -> bool:
-        """A request was lost there: whether the worker is down, asked now."""
+        """A request was lost at the worker. Returns whether it is down, after asking it."""
         if not self._fleet.is_up(worker.index):
             return True
         if await self._healthy(worker):

@@ -31,7 +31,8 @@ class RequestRules:
 
     @classmethod
     def of(cls, policy: type[Policy], options: Options) -> RequestRules:
-        """Raises PolicyError where the predictor's training file cannot be read."""
+        """Return the rules of a policy. Raises PolicyError if the predictor's training file cannot
+        be read."""
         classes = None
         if issubclass(policy, DemandPolicy):
             training = options.training
@@ -39,7 +40,7 @@ class RequestRules:
         return cls(options.serves_best_effort, classes)
 
     def refusal(self, attributes: RequestAttributes) -> str:
-        """Why the policy cannot serve such a request, in one line; empty where it can."""
+        """Return why the policy cannot serve a request, in one line, or an empty text."""
         if attributes.service_class and not self.best_effort:
             return "the server's policy runs with best_effort=false; send no vllm_xargs.class 'be'"
         if attributes.app is None or self.classes is None or attributes.app_class in self.classes:
@@ -108,12 +109,11 @@ class Applications:
 
     @property
     def text_characters(self) -> int:
-        """Of the texts that are kept."""
+        """Return the characters of all texts that are kept."""
         return sum(len(known.text or "") for known in self._grouped.values())
 
     def contradiction(self, attributes: RequestAttributes, client: Client) -> str:
-        """In what way the request is at odds with its application, in one line; empty where it is
-        not."""
+        """Return how the request contradicts its application, in one line, or an empty text."""
         known = self._named.get((client.name, attributes.app or ""))
         if not known or not known.kind or attributes.app_class in (None, known.kind):
             return ""
@@ -186,7 +186,7 @@ class Applications:
         self.expire(now)
 
     def expire(self, now: float) -> None:
-        """End those that have been without requests for too long."""
+        """End applications that have had no request for too long."""
         while self._idle:
             longest = next(iter(self._idle.values()))
             if now - longest.idle_s <= self._idle_s:

@@ -44,7 +44,7 @@ _OF_SERVER = frozenset({STAMP, "kv_transfer_params", "ec_transfer_params"})
 
 
 class BadAttributeError(ValueError):
-    """An attribute that cannot be; one line for the client."""
+    """An impossible attribute; one line for the client."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class RequestAttributes:
 
 
 def read_attributes(given: Mapping[str, Any] | None) -> RequestAttributes:
-    """Raises BadAttributeError with one line."""
+    """Return the attributes of a request. Raises BadAttributeError with one line."""
     if given is None:
         return RequestAttributes()
     if not isinstance(given, Mapping):
