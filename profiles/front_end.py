@@ -263,7 +263,7 @@ def with_options(text: str, options: Mapping[str, object]) -> str | None:
 
 
 def load_front_end(name_or_path: str | os.PathLike[str]) -> FrontEnd | None:
-    """A file (anything that ends in .json), or a published one; None for `none`.
+    """Return a file (anything that ends in .json), or a published front end; None for `none`.
 
     ProfileError, one line, otherwise.
     """

@@ -28,7 +28,7 @@ _OTHERS = [
 
 
 def gpu_of_label(text: str) -> str | None:
-    """The catalogue's name of what a label calls a GPU or a machine; None: it is not known."""
+    """Return the catalogue's name of the GPU that a label of a GPU or a machine means, or None."""
     word = re.sub(r"\(UUID:.*", "", text, flags=re.IGNORECASE).strip().lower()
     if word in _WHOLE:
         return _WHOLE[word]

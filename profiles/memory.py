@@ -48,8 +48,8 @@ def with_server_flags(
     max_num_seqs: int | None = None,
     enforce_eager: bool = False,
 ) -> Profile:
-    """The engine with other flags of `vllm serve`; None: as the profile has it. ProfileError where
-    no KV memory is left.
+    """Return the engine with other flags of `vllm serve`; None: as the profile has it. ProfileError
+    if no KV memory is left.
 
     Derived KV blocks are derived anew. Another number of an engine on a known GPU moves by what the
     terms of both sets of flags differ. With another release, flags that stand at the defaults of
@@ -165,8 +165,9 @@ def with_max_model_len(profile: Profile, tokens: int, blocks: int, block_tokens:
 
 
 def with_fp8_kv(profile: Profile) -> Profile:
-    """The engine with `--kv-cache-dtype fp8`: as many bytes hold more tokens, and fewer are read.
-    ProfileError for step times that were tabulated or measured with another type."""
+    """Return the engine with `--kv-cache-dtype fp8`: the same bytes hold more tokens, and fewer
+    bytes are read. ProfileError for step times that were tabulated or measured with another type.
+    """
     if profile.llm.kv_value_bytes == 1:
         return profile
     llm = replace(profile.llm, kv_dtype_bytes=1.0)

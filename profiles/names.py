@@ -70,8 +70,8 @@ class ProfileName:
 
 
 def with_ranks(name: str, tp: int | None, pp: int | None, dp: int | None, ep: bool | None) -> str:
-    """The name with other ranks; None: those that it has. Data-parallel ranks and experts' are of
-    mixtures of experts: others have replicas. Raises ProfileError."""
+    """Return the name with other ranks; None: those that it has. Data-parallel and expert-parallel
+    ranks need a mixture of experts; dense models have replicas. Raises ProfileError."""
     if name.endswith(".json") and "@" not in name:
         raise ProfileError(f"{name}: a profile's file has its ranks; give the ranks no flag")
     known = ProfileName.parse(name)

@@ -42,6 +42,6 @@ def _stage(llm: ModelSpec, start: int, end: int) -> ModelSpec:
 
 
 def without_embeddings(llm: ModelSpec, stage: int, pp: int) -> float:
-    """Bytes that a stage of `stage_models` has less: neither the first one nor the last has
-    embeddings or an output projection."""
+    """Return the bytes that a stage of `stage_models` has less, because it has neither embeddings
+    nor an output projection."""
     return 0.0 if stage in (0, pp - 1) else llm.head_parameters * llm.dtype_bytes

@@ -31,7 +31,7 @@ NAME = "anonymised"
 
 
 def anonymise(w: Workload, *, salt: str | None = None, jitter_s: float = 0.0) -> Workload:
-    """The workload without what tells whose it is; see the module's docstring.
+    """Return the workload without what identifies its clients; see the module's docstring.
 
     salt      same salt and workload, same result; None: a secret that is thrown away
     jitter_s  each arrival and delay moves by up to so many seconds, either way, evenly drawn
@@ -78,7 +78,7 @@ def _renamed(prefix: Prefix, rng: np.random.Generator) -> PrefixBlocks:
 
 
 def kept(before: Workload, after: Workload) -> list[tuple[str, float, float]]:
-    """Name, value before and value after of each statistic, those within others by a path."""
+    """Return name, value before and value after of each statistic; nested ones by a path."""
     flat = [dict(_flat(statistics(w))) for w in (before, after)]
     return [(name, flat[0][name], flat[1][name]) for name in flat[0] if name in flat[1]]
 

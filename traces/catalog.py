@@ -76,7 +76,7 @@ def all_names() -> list[str]:
 
 
 def unknown(name: str) -> WorkloadError:
-    """The error for a name that is neither a trace nor a file."""
+    """Return the error for a name that is neither a trace nor a file."""
     names = all_names()
     near = get_close_matches(name, [*names, *synth.NAMES], 1, 0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""

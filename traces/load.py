@@ -103,7 +103,7 @@ def load_trace(
 
 
 def has_name(name: str) -> bool:
-    """Whether `load_trace` takes it for a name of ours, and not for the path of a file."""
+    """Return whether `load_trace` takes the text for a trace's name, not for a path."""
     return any(is_one(name) for is_one, _, load in _KINDS if load is not _file)
 
 

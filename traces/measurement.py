@@ -39,7 +39,7 @@ class Histogram:
         return float(self.counts.sum())
 
     def mean(self) -> float:
-        """Of all values; NaN where there is none."""
+        """Return the mean of all values; NaN if there are none."""
         return float(self.sums.sum() / self.count) if self.count else float("nan")
 
     def share_below(self) -> np.ndarray:
@@ -100,7 +100,7 @@ class Measurement:
 
     @property
     def served(self) -> np.ndarray:
-        """bool[n]: requests that can be used."""
+        """Return bool[n]: the requests that can be used."""
         return np.array([not error for error in self.errors], bool) & ~np.asarray(
             self.impossible, bool
         )

@@ -55,7 +55,8 @@ def parents(prefix: Prefix) -> np.ndarray:
 
 
 def is_chained(prefix: Prefix) -> bool:
-    """Whether each id always follows the same id, so that it names all the prompt up to its end."""
+    """Return whether each id always follows the same id, so that it names all the prompt up to its
+    end."""
     before, ids = parents(prefix), prefix.ids
     expected = np.empty(prefix.distinct, np.int64)
     expected[ids] = before

@@ -30,7 +30,7 @@ class PrefixRanges:
 
     @property
     def own(self) -> np.ndarray:
-        """int64[rows]: blocks behind the shared ones."""
+        """Return int64[rows]: the blocks behind the shared ones."""
         return np.diff(self.offsets) - self.shared
 
     @property

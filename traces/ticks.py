@@ -16,7 +16,8 @@ MIN_TICKS, MIN_ROWS_PER_TICK, MIN_TICK_S = 16, 2.0, 0.5
 
 
 def find_tick(arrival_s: np.ndarray) -> float | None:
-    """Seconds between the ticks that arrivals fall on, None if they do not look quantised.
+    """Return the seconds between the ticks that arrivals fall on, or None if arrivals do not look
+    quantised.
 
     Quantised: at least 16 moments with 2 rows each on average, nine in ten of the gaps between
     moments within 5 % of a multiple of their median, and that median at least half a second.

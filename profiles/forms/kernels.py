@@ -281,8 +281,8 @@ class KernelsModel(RooflineModel):
         return found
 
     def token_seconds(self, tokens: float) -> float:
-        """Seconds of what depends on the tokens of all data-parallel ranks, if each has so many:
-        experts and what ranks exchange around them. 0 where experts are not shared."""
+        """Return the seconds that depend on the tokens of all data-parallel ranks, if each has so
+        many: experts, and messages between ranks. 0 if experts are not shared."""
         if self._dp == 1 or not tokens:
             return 0.0
         exchanged = self._exchange_fixed + self._exchange_token * tokens

@@ -51,8 +51,8 @@ class VerifyingComposition(StepComposition):
         return bool(len(self.verify_new)) and int(self.verify_new.max()) > 1
 
     def plain(self) -> StepComposition:
-        """The same work as a model without drafts sees it: a row with more than one token is a
-        chunk."""
+        """Return the same work as a model without drafts sees it: a row with more than one token is
+        a chunk."""
         if not self.verifies:
             return self.undrafted()
         return StepComposition(
@@ -62,7 +62,7 @@ class VerifyingComposition(StepComposition):
         )
 
     def undrafted(self) -> StepComposition:
-        """The same step without drafts."""
+        """Return the same step without drafts."""
         return StepComposition(
             self.decode_requests,
             self.decode_context,
@@ -131,7 +131,7 @@ class SpeculativeModel(AroundModel):
 
 
 def verified_seconds(model: StepTimeModel, work: StepComposition) -> float:
-    """Seconds of a step without what drafting adds."""
+    """Return the seconds of a step without what drafting adds."""
     if model.knows_drafts or not isinstance(work, VerifyingComposition):
         return model.step_seconds(work)
     seconds = model.step_seconds(work.plain())

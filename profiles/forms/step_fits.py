@@ -134,7 +134,7 @@ def predictions(model: StepTimeModel, steps: Sequence[StepComposition]) -> np.nd
 def as_it_is(
     form: str, model: StepTimeModel, steps: Sequence[StepComposition], seconds: np.ndarray
 ) -> FormFit:
-    """The errors of a model that saw none of these steps."""
+    """Return the errors of a model that saw none of these steps."""
     wrong = np.abs(predictions(model, steps) / seconds - 1.0)
     return FormFit(form, (), (), float(wrong.mean()), float(wrong.mean()), float(wrong.max()))
 

@@ -388,8 +388,8 @@ def _blocks_of(llm: ModelSpec, tp: int, flags: ServerFlags, terms: MemoryTerms) 
 
 
 def kept_tokens(llm: ModelSpec, tp: int, release: Release, nbytes: float) -> float:
-    """Tokens of which all layers keep their KV in so many bytes of a rank. That is what requests
-    within the window have, and what a ledger that knows no windows may give away.
+    """Return the tokens whose KV fits into so many bytes of a rank, if all layers keep it. Requests
+    within the window hold so many, and a ledger that knows no windows may give away no more.
 
     Layers with a window beside others are grouped, so that all groups have as many layers; they
     share one pool of blocks (`_get_kv_cache_groups_uniform_page_size`).

@@ -109,8 +109,8 @@ def disturbed(samples: Sequence[StepSample]) -> np.ndarray:
 
 
 def disturbed_share(samples: Sequence[StepSample]) -> float:
-    """The share of the samples' time that went into `disturbed` ones, 0 to 1. A program that takes
-    the core for whole time slices disturbs few steps, and much of the time."""
+    """Return the share of the samples' time that went into `disturbed` ones, 0 to 1. A program that
+    takes the core for whole time slices disturbs few steps, and much of the time."""
     seconds = np.array([s.seconds for s in samples], np.float64)
     return float(seconds[disturbed(samples)].sum() / seconds.sum()) if len(seconds) else 0.0
 

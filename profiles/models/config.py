@@ -197,7 +197,8 @@ def model_name(text: str) -> str:
 
 
 def hub_cache() -> Path:
-    """The folder where huggingface_hub keeps what it fetched, as its documentation says."""
+    """Return the folder in which huggingface_hub keeps downloads, by the rules of its
+    documentation."""
     home = os.environ.get("HF_HOME") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
     )

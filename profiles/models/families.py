@@ -287,7 +287,7 @@ def _hunyuan_moe(config: Fields) -> Changes:
 
 
 def experts(config: Fields, key: str, chosen: str = "num_experts_per_tok") -> Changes:
-    """The number of routed experts, and of those that a token passes."""
+    """Return the number of routed experts, and the number that a token passes."""
     found = {"experts": config.need(key), "experts_per_token": config.need(chosen)}
     for key_of, name in ((key, "experts"), (chosen, "experts_per_token")):
         if found[name] < 1:

@@ -50,7 +50,7 @@ class Fields:
         return default if found is None else found
 
     def need(self, key: str, default: int | None = None) -> int:
-        """A whole number. ProfileError where it is missing or none."""
+        """Return a whole number. ProfileError if it is missing or not one."""
         found = self.get(key, default)
         if found is None:
             raise ProfileError(f"{self.where}: no field {key!r}; give a Hugging Face config.json")
@@ -72,7 +72,7 @@ class Fields:
         return key in self._asked
 
     def number(self, key: str, default: int = 0) -> int:
-        """The same where it may be missing."""
+        """Return a whole number, or None if it is missing."""
         return self.need(key, default)
 
     def divisor(self, key: str, default: int) -> int:
@@ -83,15 +83,14 @@ class Fields:
         return found
 
     def items(self, key: str, of: type) -> list[Any]:
-        """A list of such; empty where it is missing or null. ProfileError where it is no such
-        list."""
+        """Return a list of values of type `of`; empty if missing. ProfileError for others."""
         found = self.get(key, [])
         if not isinstance(found, (list, tuple)) or not all(isinstance(one, of) for one in found):
             self.refuse(key, f"is not a list of {'names' if of is str else 'whole numbers'}")
         return list(found)
 
     def part(self, key: str) -> Fields:
-        """An object; empty where it is missing or null. ProfileError where it is none."""
+        """Return an object; empty if missing or null. ProfileError if it is none."""
         found = self.get(key, {})
         if not isinstance(found, Mapping):
             self.refuse(key, "is not an object")

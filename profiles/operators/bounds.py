@@ -72,7 +72,8 @@ def off_the_halves(seconds: np.ndarray, half_seconds: np.ndarray) -> bool:
 
 
 def read_then_multiply(tokens: np.ndarray, seconds: np.ndarray, chosen_from: float) -> np.ndarray:
-    """Seconds of the experts by tokens, bounded by reading all experts and multiplying afterwards.
+    """Return the seconds of the experts by tokens, bounded by reading all experts and multiplying
+    afterwards.
 
     Reading: the least time of any entry from `chosen_from` tokens on. Multiplying: by the tokens,
     at the rate between the last two entries. Few tokens, which choose some of the experts, take no

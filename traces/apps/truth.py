@@ -21,13 +21,13 @@ class TrueDemand:
         self._groups = {int(g): part for g, part in zip(groups, parts, strict=True) if g >= 0}
 
     def application(self, group: int) -> np.ndarray | None:
-        """int64[n, 2]: prompt and output tokens of all requests of a group; None if there is no
-        such group."""
+        """Return int64[n, 2]: prompt and output tokens of all requests of a group; None if there is
+        no such group."""
         return self._groups.get(group)
 
     def output_tokens(self, request_id: str) -> int | None:
-        """Of a listed request, or of one of the best-effort pool (`be-BATCH-NUMBER`); None if it is
-        neither."""
+        """Return the output tokens of a listed request, or of one of the best-effort pool
+        (`be-BATCH-NUMBER`); None for any other."""
         known = self._outputs.get(request_id)
         if known is None and self._pool is not None:
             name, *numbers = request_id.split("-")

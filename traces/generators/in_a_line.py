@@ -253,7 +253,7 @@ def is_in_a_line(name: str) -> bool:
 
 
 def in_a_line(name: str, seed: int = 0) -> Workload:
-    """The workload of such a name. Raises WorkloadError."""
+    """Return the workload of such a name. Raises WorkloadError."""
     if seed < 0 or seed >= 2**32:
         raise WorkloadError(f"seed {seed} is not within 0 .. 4294967295: change it")
     return KINDS[name.partition(":")[0]](name, seed)

@@ -43,7 +43,7 @@ class Options:
     def number(
         self, key: str, default: float | None, low: float = 0.0, *, above: bool = False
     ) -> float | None:
-        """At least `low`, or above it; `inf` where the default is infinite."""
+        """Return a number of at least `low`, or above it; `inf` only if the default is infinite."""
         text = self.text(key)
         if text is None:
             return default

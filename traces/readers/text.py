@@ -32,7 +32,7 @@ ESTIMATED = f"prompt tokens estimated from text: UTF-8 bytes / {BYTES_PER_TOKEN}
 
 
 def estimate_tokens(text: str) -> int:
-    """A text's tokens without a tokenizer: UTF-8 bytes / 4, rounded up."""
+    """Return a text's tokens without a tokenizer: UTF-8 bytes / 4, rounded up."""
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
