@@ -12,6 +12,7 @@ Where CI is set, Hypothesis draws the same examples each time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from hypothesis import settings
@@ -31,6 +32,16 @@ def load_profile() -> None:
         raise ValueError(f"TWINSERVE_EXAMPLES={name}: should be {known} or a number") from None
     settings.register_profile(name, settings.default, max_examples=max(1, count), deadline=None)
     settings.load_profile(name)
+    _draw_no_constants_of_the_sources()
+
+
+def _draw_no_constants_of_the_sources() -> None:
+    """Hypothesis reads the sources of all modules for numbers and strings to draw. That takes each
+    worker seconds, and examples then depend on what other tests have imported."""
+    with contextlib.suppress(ImportError):  # of no documented module: it may move
+        from hypothesis.internal.conjecture.providers import Constants, HypothesisProvider
+
+        HypothesisProvider._local_constants = Constants()
 
 
 def examples(count: int = AS_WRITTEN, **more) -> settings:

@@ -5,6 +5,7 @@ are imported when they are asked for, not before. Below every room."""
 from __future__ import annotations
 
 import builtins
+import importlib.metadata
 import os
 import re
 import sys
@@ -12,9 +13,10 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -29,6 +31,28 @@ WITH_OPTIONS = re.compile(rf"(?P<name>{IN_FILE.pattern})(?P<colon>:(?P<rest>.*))
 
 class RegistryError(TwinserveError, ValueError):
     """A name or an option that does not exist, or a value that does not fit: one line."""
+
+
+def entry_points(group: str) -> EntryPoints:
+    """Return the entry points of `group` in all installed packages."""
+    return _entry_points(tuple((folder, _changed(folder)) for folder in sys.path)).select(
+        group=group
+    )
+
+
+@lru_cache(1)  # a file is read for each package, which takes milliseconds
+def _entry_points(folders: tuple[tuple[str, int], ...]) -> EntryPoints:
+    """folders: where packages are, and when a package came or went there last."""
+    return EntryPoints(
+        point for group in GROUPS for point in importlib.metadata.entry_points(group=group)
+    )
+
+
+def _changed(folder: str) -> int:
+    try:
+        return os.stat(folder or os.curdir).st_mtime_ns
+    except OSError:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -177,9 +201,7 @@ def fault(error: BaseException) -> str | None:
     """`mine.py:18: 'SystemView' has no 'now_s' (did you mean 'now'?)`: the last line of the user's
     own code that led to the error, and what went wrong there. None: no such code was called."""
     for each in _chain(error):
-        frames = [
-            (frame, line) for frame, line in traceback.walk_tb(each.__traceback__) if _is_own(frame)
-        ]
+        frames = [(f, line) for f, line in traceback.walk_tb(each.__traceback__) if _is_own(f)]
         if frames:
             frame, line = frames[-1]
             file = os.path.relpath(frame.f_code.co_filename)
