@@ -304,5 +304,6 @@ def test_the_command_writes_everything_and_goes_on_where_it_was(tmp_path, monkey
     assert {path: path.read_bytes() for path in files} == files
 
 
+@pytest.mark.slow
 def test_the_latencies_are_finite():
     assert np.isfinite(runs_off("memory", "kv", 0.9).to_numpy(float)).all()

@@ -13,6 +13,7 @@ import textwrap
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -82,13 +83,19 @@ class Mutation:
 def mutations(section: str) -> tuple[Mutation, ...]:
     """A section of mutations.yaml: paths are those from `OurScheduler` and the like, or from vLLM's
     scheduler."""
-    table = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     found = []
-    for row in table[section]:
+    for row in _table()[section]:
         generator, seed, *setting = row["witness"]
         edits = tuple((*at.rpartition(".")[::2], old, new) for at, old, new in row["edits"])
         found.append(Mutation(row["name"], row["rule"], (generator, seed), edits, *setting))
     return tuple(found)
+
+
+@cache
+def _table() -> dict[str, list[dict]]:
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    # read by each worker of each call of pytest; in Python that takes most of a second
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 # Every rule whose break the comparison must be shown to see, on either side.

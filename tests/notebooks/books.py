@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
-from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks"
@@ -32,6 +31,8 @@ def read(name: str) -> nbformat.NotebookNode:
 def executed(book: nbformat.NotebookNode, folder: str | os.PathLike) -> nbformat.NotebookNode:
     """The same with what its cells show now, run in `folder`, with the commands beside this
     interpreter."""
+    from nbclient import NotebookClient  # half a second to import
+
     where = {"metadata": {"path": str(folder)}}
     scripts = Path(sys.executable).parent
     path = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}

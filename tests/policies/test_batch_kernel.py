@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.parameters import mostly_nightly
 from twinserve.native import plain_batch
 from twinserve.policies.requests import RequestTable
 
 compiled = pytest.importorskip("twinserve.native.batch", reason="kernels are not compiled here")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", mostly_nightly(range(20), *range(6)))
 def test_each_function_does_as_its_twin(seed):
     rng = np.random.default_rng(seed)
     table = RequestTable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.parameters import mostly_nightly
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.requests import RequestTable
 
@@ -137,7 +138,7 @@ def change_at_random(seed: int) -> None:
         both.compare()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", mostly_nightly(range(10), *range(4)))
 def test_the_kernel_makes_the_same_changes(seed):
     change_at_random(seed)
 

@@ -350,9 +350,9 @@ def test_a_plan_takes_a_servers_words():
 
 
 def test_limits_are_those_of_the_command(capsys):
-    asked = {"trace": "sharegpt", "requests": 60, "profile": "qwen3-8b@h100", "max_num_seqs": 8}
+    asked = {"trace": "sharegpt", "requests": 24, "profile": "qwen3-8b@h100", "max_num_seqs": 8}
     found = ts.limit("e2el p80 < 4 s", concurrency=True, **asked)
-    words = "limit -t sharegpt --requests 60 --profile qwen3-8b@h100 --max-num-seqs 8".split()
+    words = "limit -t sharegpt --requests 24 --profile qwen3-8b@h100 --max-num-seqs 8".split()
     with pytest.raises(SystemExit):
         main([*words, "--slo", "e2el p80 < 4 s", "--concurrency", "--workers", "1", "--json"])
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found.document))

@@ -40,7 +40,7 @@ everybody = pytest.mark.parametrize(
 
 @cache
 def workload(seed: int = 0) -> Workload:
-    return hybrid(seed, 60, pool=6)
+    return hybrid(seed, 40, pool=5)
 
 
 @cache

@@ -116,23 +116,30 @@ def settings_of(words: str) -> dict:
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
-        ("--max-num-seqs 8", {"max_num_seqs": 8}),
-        ("--max-num-batched-tokens 512", {"max_num_batched_tokens": 512}),
-        ("--max-model-len 4096", {"max_model_len": 4096}),
-        ("--gpu-memory-utilization 0.8", {"gpu_memory_utilization": 0.8}),
-        ("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}),
-        ("--block-size 32", {"block_tokens": 32}),
-        ("--num-gpu-blocks-override 900", {"num_blocks": 899}),
-        ("--enable-prefix-caching", {"prefix_caching": True}),
-        ("--no-enable-prefix-caching", {"prefix_caching": False}),
-        ("--async-scheduling", {"async_scheduling": True}),
-        ("--no-async-scheduling", {"async_scheduling": False}),
-        ("--request-rate 3", {"rate": 3.0}),
-        ("--num-prompts 30", {"requests": 30}),
-        ("--seed 4", {"seed": 4}),
-        ("--max-model-len 32K", {"max_model_len": 32768}),
-        ("--max-num-batched-tokens 1.5k", {"max_num_batched_tokens": 1500}),
-        ("--kv-cache-memory-bytes 20G", {"kv_cache_memory_bytes": 20 * 2**30}),
+        (
+            "--max-num-seqs 8 --max-num-batched-tokens 512 --max-model-len 4096 --seed 4",
+            {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 4096, "seed": 4},
+        ),
+        (
+            "--gpu-memory-utilization 0.8 --kv-cache-dtype fp8 --block-size 32",
+            {"gpu_memory_utilization": 0.8, "kv_cache_dtype": "fp8", "block_tokens": 32},
+        ),
+        (
+            "--num-gpu-blocks-override 900 --enable-prefix-caching --no-async-scheduling",
+            {"num_blocks": 899, "prefix_caching": True, "async_scheduling": False},
+        ),
+        (
+            "--no-enable-prefix-caching --async-scheduling --request-rate 3 --num-prompts 30",
+            {"prefix_caching": False, "async_scheduling": True, "rate": 3.0, "requests": 30},
+        ),
+        (
+            "--max-model-len 32K --max-num-batched-tokens 1.5k --kv-cache-memory-bytes 20G",
+            {
+                "max_model_len": 32768,
+                "max_num_batched_tokens": 1500,
+                "kv_cache_memory_bytes": 20 * 2**30,
+            },
+        ),
         ("-tp 2", {"profile": "llama-3.1-8b@h100:tp2"}),
         (
             "--profile qwen3-8b@h100 -tp=2 -pp 4 -dp 3",
