@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import socket
@@ -243,6 +244,20 @@ def test_bodies_of_all_kinds(sent, status):
             assert made.front.under_way == 0
 
     run(test)
+
+
+def test_a_front_stops_though_a_timeout_took_the_place_of_a_cancellation():
+    async def deaf(worker) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(99)
+
+    async def test() -> None:
+        async with scene(1) as made:
+            workers = made.front.workers
+            workers._tasks.append(asyncio.create_task(workers._always(workers.all[0], deaf, 0.01)))
+            await asyncio.sleep(0)
+
+    run(test, seconds=20)
 
 
 def test_a_packed_body_counts_as_long_as_it_is():

@@ -83,6 +83,7 @@ class Workers:
         self._poll_s = settings.poll_s or fleet.router.signals.interval_s or _POLL_S
         self.all = [Worker(i, url) for i, url in enumerate(settings.workers)]
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = False
         self.events: KvEvents | None = None  # None: they publish none
 
     def start(self) -> None:
@@ -107,9 +108,12 @@ class Workers:
                 await once(worker)
             except Exception:
                 _log.exception("%s: what it said of itself could not be taken in", worker.url)
+            if self._stopped:  # a timeout due at the same moment may replace the cancellation
+                return
             await asyncio.sleep(max(began + every_s - clock(), 0.0))
 
     async def stop(self) -> None:
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
