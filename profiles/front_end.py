@@ -26,10 +26,11 @@ from twinserve.profiles.specs import STRICT, ProfileError, one_line, read_json
 
 
 def _without_steps(terms: dict) -> dict:
-    """Version 1 had times in decode steps, too."""
+    """Version 1 had times in decode steps, and how much repeats differed."""
     if terms.get("response_steps"):
         raise ProfileError("its response_steps are not read any more; measure the front end again")
-    return {name: term for name, term in terms.items() if name != "response_steps"}
+    gone = ("response_steps", "spread")
+    return {name: term for name, term in terms.items() if name not in gone}
 
 
 FRONT_END: Format[dict] = Format(
@@ -137,8 +138,6 @@ class FrontEnd:
     source          where the numbers are from
     fit_error       mean absolute relative error of the client's time to first token beyond the
                     engine's, over lower quartiles of requests that no fit saw; None: not known
-    spread          between the quartiles of that time over the lower one of its prompt length;
-                    None: not known
     threads         its service times; None: its times depend on no load
     """
 
@@ -148,7 +147,6 @@ class FrontEnd:
     response_s: float = Field(ge=0, lt=1e3)
     source: str = ""
     fit_error: float | None = Field(None, ge=0)
-    spread: float | None = Field(None, ge=0)
     threads: Threads | None = None
 
     def on(self, serving: Serving = Serving()) -> Delays:

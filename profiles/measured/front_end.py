@@ -89,12 +89,9 @@ def fit_front_end(
     request_s, prompt_token_s, response_s = on_top(exchanges).tolist()
     first, second = exchanges[: len(exchanges) // 2], exchanges[len(exchanges) // 2 :]
     errors = [error(on_top(a), b) for a, b in ((first, second), (second, first))]
-    low, high = _quartiles(exchanges)
     return FrontEnd(
-        name, request_s, prompt_token_s, response_s, source,
-        fit_error=float(np.mean(errors)),
-        spread=high - low, threads=threads,
-    )  # fmt: skip
+        name, request_s, prompt_token_s, response_s, source, float(np.mean(errors)), threads
+    )
 
 
 def fit_threads(loads: Sequence[Load]) -> Threads:
@@ -163,15 +160,6 @@ def _solve(columns: list[np.ndarray], seconds: np.ndarray) -> list[float]:
     (float64[n]), relative to these."""
     found, _ = nnls(np.stack(columns, axis=1) / seconds[:, None], np.ones(len(seconds)))
     return found.tolist()
-
-
-def _quartiles(exchanges: Sequence[Exchange]) -> tuple[float, float]:
-    """Of the time beyond the engine, over what prompts as long usually take."""
-    beyond = [e.beyond_engine_s for e in exchanges]
-    lengths, usual = _usual(exchanges, beyond)
-    own = usual[np.searchsorted(lengths, [e.prompt_tokens for e in exchanges])]
-    low, high = np.percentile(beyond / own, (25, 75)).tolist()
-    return low, high
 
 
 def _usual(exchanges: Sequence[Exchange], values: list[float]) -> tuple[np.ndarray, np.ndarray]:

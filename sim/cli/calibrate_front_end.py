@@ -18,7 +18,7 @@ from twinserve.profiles.measured.front_end import (
 )
 from twinserve.sim.cli.progress import RunProgress
 
-MANY, WIDE = 0.1, 0.5  # shares of bunched answers, and spreads, that are told as a note
+MANY = 0.1  # share of bunched answers that is told as a note
 MOST_TOKENS = 4096  # of a request, by default
 # Of the common words that prompts are made of, and hardly more.
 _TOKENS_A_WORD = 2.0
@@ -46,7 +46,7 @@ def calibrate_front_end(
     longest = max_model_len or MOST_TOKENS
     lengths = prompt_lengths(int(longest / _TOKENS_A_WORD))
     version = installed_vllm()
-    from twinserve.backends.live.measure.front_end import QUICK, Effort, measure_front_end
+    from twinserve.backends.live.measure.front_end import measure_front_end
 
     progress.begin("calibrate")
 
@@ -59,7 +59,7 @@ def calibrate_front_end(
         tokenizer=tokenizer,
         max_model_len=max(longest, _LOAD_TOKENS),
         lengths=lengths,
-        effort=QUICK if quick else Effort(),
+        quick=quick,
         seed=seed,
         shown=shown,
     )
@@ -101,9 +101,7 @@ def _tell(front_end: FrontEnd, loads: list[Load], exchanges: list[Exchange]) -> 
         f"{1e3 * front_end.response_s:.2f} ms a token, at any load",
         "host factor": f"{host_factor(loads):.2f} of the server's thread, over --front-end vllm",
         "threads": f"{threads_error(loads):.1%} off the CPU time of a load",
-        "fit": f"{front_end.fit_error:.1%} off single requests, each half of them predicted from "
-        "the other",
-        "spread": f"{front_end.spread:.1%} between the quartiles of single requests",
+        "fit": f"{front_end.fit_error:.1%} off single requests, by halves",
     }
     for what, found in lines.items():
         print(f"{what:>18}  {found}")
@@ -113,5 +111,3 @@ def _tell(front_end: FrontEnd, loads: list[Load], exchanges: list[Exchange]) -> 
             f"note: {together:.0%} of the answers reached the client in one piece, or nearly; "
             "measure again as root, whose client goes before other programs, or on a quiet machine"
         )
-    if front_end.spread > WIDE:
-        print("note: requests differ much; measure again on a quiet machine")

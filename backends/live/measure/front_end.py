@@ -65,16 +65,7 @@ LOADS = (
 WARM_UP = (Traffic(16, 100, 8, 8), Traffic(16, 100, 8, 8, streamed=False))
 
 
-@dataclass(frozen=True)
-class Effort:
-    """Rounds over all lengths of single prompts, and over all loads; tokens of a single answer."""
-
-    singles: int = 20
-    loads: int = 4
-    tokens: int = 8
-
-
-QUICK = Effort(singles=8, loads=2)
+SINGLE_TOKENS = 8  # of a single answer
 
 
 def measure_front_end(
@@ -83,9 +74,9 @@ def measure_front_end(
     tokenizer: Path | None,
     max_model_len: int,
     lengths: Sequence[int],
-    effort: Effort = Effort(),
-    seed: int = 0,
-    shown: Callable[[float, str], None] = lambda share, text: None,
+    quick: bool,
+    seed: int,
+    shown: Callable[[float, str], None],
 ) -> tuple[list[Load], list[Exchange]]:
     """Serve a model that only waits, and ask it. folder: for the server's files; tokenizer: a
     model's folder, None: one of English; lengths: of single prompts, in words.
@@ -93,6 +84,7 @@ def measure_front_end(
     LiveEngineError if the server does not start, or answers otherwise than asked.
     """
     shown(0.0, "starts a server")
+    single_rounds, load_rounds = (8, 2) if quick else (20, 4)
     stamps, rng = folder / "stamps.jsonl", np.random.default_rng(seed)
     server = _start(folder, tokenizer, max_model_len, stamps)
     try:
@@ -102,13 +94,13 @@ def measure_front_end(
             client.ask(traffic)
         warm, singles = sum(traffic.requests for traffic in WARM_UP), []
         with ahead_of_others():
-            for number in range(effort.singles):
-                shown(0.4 * number / effort.singles, "single requests")
+            for number in range(single_rounds):
+                shown(0.4 * number / single_rounds, "single requests")
                 for length in rng.permutation(lengths).tolist():
-                    singles += client.ask(Traffic(1, length, effort.tokens, 1))
+                    singles += client.ask(Traffic(1, length, SINGLE_TOKENS, 1))
         loads = []
-        for number in range(effort.loads):
-            shown(0.4 + 0.6 * number / effort.loads, "loads")
+        for number in range(load_rounds):
+            shown(0.4 + 0.6 * number / load_rounds, "loads")
             loads += [client.load(traffic) for traffic in LOADS]
     finally:
         server.stop()
@@ -133,15 +125,10 @@ def _start(folder: Path, tokenizer: Path | None, longest: int, stamps: Path) -> 
 def _exchange(stamped: dict, seen: RequestFuncOutput) -> Exchange:
     """What the engine noted and what the client saw of one request. Both clocks are CLOCK_MONOTONIC
     (Linux)."""
-    first_s = seen.start_time + seen.ttft
-    times = first_s + np.cumsum([0.0, *seen.itl])
-    return Exchange(
-        stamped["prompt_tokens"],
-        seen.start_time,
-        stamped["queued_s"],
-        stamped["tokens_s"],
-        times.tolist(),
-    )
+    sent_s = seen.start_time
+    times = sent_s + np.cumsum([seen.ttft, *seen.itl])
+    prompt, queued_s, tokens_s = (stamped[k] for k in ("prompt_tokens", "queued_s", "tokens_s"))
+    return Exchange(prompt, sent_s, queued_s, tokens_s, times.tolist())
 
 
 class _Client:
