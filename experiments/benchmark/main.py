@@ -247,15 +247,16 @@ def _figure(name: str, title: str, points, work, *by: str, spread: Sequence[str]
     return Figure(name, title, points, work, Medians(by, spread))
 
 
+MACHINE = Figure(
+    "machine",
+    "What it was measured on",
+    lambda scale: [Point({}, {"seed": 0})],
+    where,
+    lambda points: points,
+)
 WHOLE = ("wall_s", "cpu_s")
 FIGURES = [
-    Figure(
-        "machine",
-        "What it was measured on",
-        lambda scale: [Point({}, {"seed": 0})],
-        where,
-        lambda points: points,
-    ),
+    MACHINE,
     _figure(
         "pages",
         "Start-up, whole process",

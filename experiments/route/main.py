@@ -1,75 +1,46 @@
-"""What `twinserve route` adds to the latency of answers: `python -m twinserve.experiments.route`.
+"""`twinserve route` before servers on this machine: `twinserve study route`.
 
-Servers that generate nothing stamp each token with the time at which they send it. The same clients
-get their answers straight from them and through the front, by turns; the difference is the
-front's. Servers, front and clients are a process each. docs/routers.md has the results.
+latency  what the front adds: servers that generate nothing stamp each token with the time at which
+         they send it, and the same clients get their answers straight from them and through the
+         front, by turns
+soak     an hour of load with failures (`soak.py`)
+twin     the same requests before servers and in the simulator (`twin.py`)
+
+Servers, front and clients are a process each. docs/routers.md has the results.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import product
-from pathlib import Path
 
-import cyclopts
 import numpy as np
-import pandas as pd
 
-from twinserve.backends.live.route.settings import require_libraries, router_of
-from twinserve.experiments.benchmark.measure import machine
-from twinserve.experiments.benchmark.tables import machine_lines
+from twinserve.backends.live.route.settings import require_libraries
+from twinserve.experiments.benchmark.main import MACHINE
 from twinserve.experiments.route.processes import FRONT, WORKER, Process, named
-from twinserve.experiments.route.soak import soak
-from twinserve.experiments.route.twin import twin
-from twinserve.formats import whole_file
-from twinserve.sim.cli.main import run_app
+from twinserve.experiments.route.soak import KILLS, soak, summed
+from twinserve.experiments.route.twin import beside, twin
+from twinserve.experiments.study.grid import Grid, repeats
+from twinserve.experiments.study.points import Point
+from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.tables import Table
 from twinserve.sim.setup.config import SettingsError
 
-MODES: dict[str, tuple[str, ...]] = {"followed": (), "passed through": ("--no-migration",)}
+DIRECT = "direct"
+# way of the answers -> the front's flags
+WAYS = {"followed": (), "passed through": ("--no-migration",)}
+ROUTER = ("--router", "least-requests")
+TIMES = [f"{what}_p{percent}_ms" for what in ("first", "token") for percent in (50, 99)]
 
 
-def route(
-    *,
-    clients: tuple[int, ...] = (100, 500),
-    tokens: int = 50,
-    pace: float = 0.1,
-    seconds: float = 20.0,
-    repeats: int = 3,
-    workers: int = 2,
-    router: str = "least-requests",
-    out: Path | None = None,
-) -> None:
-    """Latency that the front adds, at the median and the 99th percentile.
-
-    Parameters
-    ----------
-    clients: tuple[int]
-        Concurrent clients, each with one request under way.
-    tokens: int
-        Of an answer.
-    pace: float
-        Seconds between two tokens.
-    seconds: float
-        Length of a measurement.
-    repeats: int
-        Measurements of each kind, by turns.
-    workers: int
-        Servers.
-    router: str
-        As for twinserve route.
-    out: Path
-        CSV file for all measurements.
-    """
+def latency(
+    clients: int, way: str, seed: int, tokens: int, pace_s: float, time_s: float, servers: int = 2
+) -> dict[str, float]:
+    """What so many clients see, each with one request under way. tokens: of an answer, one every
+    `pace_s`; time_s: of the measurement."""
     require_libraries()
-    if min(tokens, repeats, workers, *clients) < 1 or not (
-        0 < pace < math.inf and 0 < seconds < math.inf
-    ):
-        raise SettingsError("give numbers that are above 0")
-    router_of(router)  # the front would say what is wrong to nobody
-    rows = []
     with ExitStack() as stack:
 
         def started(command: Sequence[str]) -> Process:
@@ -77,20 +48,12 @@ def route(
             stack.callback(process.end)
             return process.wait()
 
-        servers = [started([*WORKER, str(tokens), str(pace)]) for _ in range(workers)]
-        ways: dict[str, Process | None] = {"direct": None}
-        for mode, flags in MODES.items():
-            ways[mode] = started([*FRONT, "--router", router, *flags, *named(servers)])
-        for repeat, count, (way, front) in product(range(repeats), clients, ways.items()):
-            urls = [one.url for one in servers] if front is None else [front.url]
-            found = measured(urls, front, count, tokens, pace, seconds)
-            rows.append({"clients": count, "way": way, "repeat": repeat, **found})
-    table = pd.DataFrame(rows)
-    if out is not None:
-        with whole_file(out) as partial:
-            table.to_csv(partial, index=False)
-    print("\n".join(machine_lines({**machine(), "core": None})))
-    print(added(table).to_string(index=False, float_format="{:.3g}".format))
+        workers = [started([*WORKER, str(tokens), str(pace_s)]) for _ in range(servers)]
+        front = None
+        if way != DIRECT:
+            front = started([*FRONT, *ROUTER, *WAYS[way], *named(workers)])
+        urls = [one.url for one in (workers if front is None else [front])]
+        return measured(urls, front, clients, tokens, pace_s, time_s)
 
 
 def measured(
@@ -107,7 +70,7 @@ def measured(
     before = 0.0 if process is None else process.cpu_s()
     seen = asyncio.run(load(list(urls), clients, tokens, tokens * pace_s, time_s))
     if not seen.on_the_way_s:
-        raise SettingsError(f"no answer ended within {time_s:g} s; give more --seconds")
+        raise SettingsError(f"no answer ended within {time_s:g} s")
     found: dict[str, float] = {"requests": len(seen.first_s), "failed": seen.failed}
     for name, values in (("first", seen.first_s), ("token", seen.on_the_way_s)):
         for percent in (50, 99):
@@ -118,26 +81,54 @@ def measured(
     return found
 
 
-def added(table: pd.DataFrame) -> pd.DataFrame:
-    """Means over repeats, and what each way through the front has more than the direct one."""
-    means = table.drop(columns="repeat").groupby(["clients", "way"], sort=False).mean()
-    rows = []
-    for (clients, way), row in means.iterrows():
-        direct = means.loc[(clients, "direct")]
-        shown = {"clients": clients, "way": way, **row.to_dict()}
-        for name in [name for name in means.columns if name.endswith("_ms")]:
-            shown[f"+{name}"] = row[name] - direct[name]
-        rows.append(shown)
-    return pd.DataFrame(rows)
+def in_turns(scale: Scale) -> list[Point]:
+    """All ways get the same moments of a busy machine."""
+    grid = Grid(
+        {"clients": (100, 500), "way": (DIRECT, *WAYS)},
+        {"tokens": 50, "pace_s": 0.1, "time_s": 20.0},
+        few={"clients": 1},
+        quick={"clients": 8, "tokens": 5, "pace_s": 0.02, "time_s": 2.0},
+    )
+    return sorted(grid(scale), key=lambda point: (point.axes["seed"], point.axes["clients"]))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    app = cyclopts.App(name="route", help=route.__doc__, version=None)
-    app.default(route)
-    app.command(soak)
-    app.command(twin)
-    run_app(app, arguments, "interrupted; nothing was written")
+# means over repeats, and what each way has more than the direct one
+ADDED = Table(
+    ("clients", "way"),
+    None,
+    {f"+{name}": (name, "difference") for name in TIMES},
+    {"way": DIRECT},
+    ("clients",),
+)
+SOAK = Grid(
+    {"kill_every_s": (KILLS,)},
+    {"clients": 500, "troubled": 10, "tokens": 20, "pace_s": 2.0, "minutes": 60.0},
+    quick={"clients": 10, "troubled": 0, "tokens": 5, "pace_s": 0.05, "minutes": 0.15}
+    | {"kill_every_s": 4.0},
+)
 
 
-if __name__ == "__main__":
-    main()
+def twins(scale: Scale) -> list[Point]:
+    few = {"requests": 12, "cap_length": 150, "kill_at_s": 2.0, "down_s": 0.5}
+    return repeats(scale, **(few if scale.quick else {}))
+
+
+STUDY = Study(
+    "route",
+    "",
+    [
+        MACHINE,
+        Figure("latency", "What the front adds to latency", in_turns, latency, ADDED),
+        Figure(
+            "soak",
+            "An hour of load, with kills",
+            lambda scale: SOAK(Scale(scale.quick, (0,))),
+            soak,
+            summed,
+        ),
+        Figure("twin", "Live before servers, and simulated", twins, twin, beside),
+    ],
+    seeds=3,
+    workers=1,
+    intro="Measured on this machine, whose load is in the numbers.",
+)

@@ -8,126 +8,91 @@ is killed, and is back a little later. docs/routers.md has the results.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import re
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from twinserve.backends.live.route.settings import require_libraries, router_of
-from twinserve.experiments.benchmark.measure import machine
-from twinserve.experiments.benchmark.tables import machine_lines
+from twinserve.backends.live.route.settings import require_libraries
 from twinserve.experiments.route.processes import FRONT, WORKER, Process, labelled, named, page
-from twinserve.experiments.route.troubled import KINDS, STEADY, WHOLE, Clients
-from twinserve.formats import whole_file
-from twinserve.sim.setup.config import SettingsError
+from twinserve.experiments.route.troubled import KINDS, STEADY, Clients
 
 _MIB = 2**20
-_KEPT_EVERY_S = 60.0
+KILLS = 300.0  # seconds between two
 _GAUGES = ("in_flight", "waiting", "worker_up", "connections")
 _COUNTERS = ("migrations", "retries")
 
 
 def soak(
-    *,
-    clients: int = 500,
-    troubled: int = 10,
-    tokens: int = 20,
-    pace: float = 2.0,
-    minutes: float = 60.0,
-    workers: int = 3,
-    kill_every: float = 300.0,
-    back_after: float = 10.0,
-    sample: float = 10.0,
-    router: str = "llm-d",
-    out: Path = Path("route-soak"),
-) -> None:
-    """Memory, connections and answers of the front under load that lasts.
+    seed: int,
+    kill_every_s: float,
+    clients: int,
+    troubled: int,
+    tokens: int,
+    pace_s: float,
+    minutes: float,
+    servers: int = 3,
+) -> list[dict[str, Any]]:
+    """A row for each look at the front's process: memory, connections and answers under load that
+    lasts.
 
-    Parameters
-    ----------
-    clients: int
-        Concurrent clients that want whole answers.
-    troubled: int
-        Of each kind that is slow, hangs up, or never closes its connection.
-    tokens: int
-        Of an answer.
-    pace: float
-        Seconds between two tokens.
-    minutes: float
-        Length of the soak.
-    workers: int
-        Servers; two at least, where some are killed.
-    kill_every: float
-        Seconds between two kills of a server, by turns; 0: none.
-    back_after: float
-        Seconds after which a killed server is started again.
-    sample: float
-        Seconds between two looks at the front's process.
-    router: str
-        As for twinserve route.
-    out: Path
-        Folder for samples.csv and soak.json; both are written each minute.
+    clients       concurrent ones that want whole answers
+    troubled      of each kind that is slow, hangs up, or never closes its connection
+    tokens        of an answer, one every `pace_s`
+    kill_every_s  between two kills of a server, by turns; it is back a little later
     """
     require_libraries()
-    if min(clients, tokens, workers, 1) < 1 or troubled < 0:
-        raise SettingsError("give numbers that are above 0")
-    if not all(0 < value < math.inf for value in (pace, minutes, sample, back_after)):
-        raise SettingsError("give times that are above 0")
-    if not 0 <= kill_every < math.inf or 0 < kill_every <= back_after:
-        raise SettingsError("give a --kill-every that is longer than --back-after, or 0")
-    if kill_every and workers < 2:
-        raise SettingsError("with one server a kill leaves none; give --workers 2, or no kills")
-    router_of(router)
-    out.mkdir(parents=True, exist_ok=True)
-    given = {name: value for name, value in locals().items() if name != "out"}
-    processes = [Process([*WORKER, str(tokens), str(pace)]) for _ in range(workers)]
+    processes = [Process([*WORKER, str(tokens), str(pace_s)]) for _ in range(servers)]
     try:
-        servers = [one.wait() for one in processes]
+        workers = [one.wait() for one in processes]
         # sessions are forgotten while it runs, else their number would grow for an hour
-        flags = ["--router", router, "--session-expiry", "300", "--health-timeout", "10"]
-        processes.append(Process([*FRONT, *flags, *named(servers)]))
-        _Soak(given, out, processes[-1].wait(), servers).run()
+        flags = ["--router", "llm-d", "--session-expiry", "300", "--health-timeout", "10"]
+        processes.append(Process([*FRONT, *flags, *named(workers)]))
+        counts = {kind: clients if kind == STEADY else troubled for kind in KINDS}
+        run = _Soak(counts, tokens, pace_s, 60 * minutes, kill_every_s, processes[-1].wait())
+        asyncio.run(run.all(workers))
+        run.samples[-1]["front_exit_status"] = processes[-1].end()
+        return run.samples
     finally:
         for process in processes:
             process.end()
 
 
 class _Soak:
-    def __init__(self, given: dict, out: Path, front: Process, servers: list[Process]) -> None:
-        self._given, self._out, self._front, self._servers = given, out, front, servers
+    def __init__(
+        self,
+        counts: dict[str, int],
+        tokens: int,
+        pace_s: float,
+        time_s: float,
+        kill_every_s: float,
+        front: Process,
+    ) -> None:
+        self._counts, self._time_s, self._front = counts, time_s, front
+        # such as begin together stay together
+        self._spread_s = min(tokens * pace_s, time_s / 4)
+        self._kill_every_s = kill_every_s
+        self._sample_s = max(time_s / 360, 1.0)
+        self._back_s = max(kill_every_s / 30, 1.0)  # a server that was killed
         # twice the longest of the front's own limits
-        self._clients = Clients(front.url, given["tokens"], patience_s=180.0)
-        self._samples: list[dict[str, float]] = []
+        self._clients = Clients(front.url, tokens, patience_s=180.0)
+        self.samples: list[dict[str, Any]] = []
         self._kills = 0
         self._over = asyncio.Event()
         self._began_s = time.monotonic()
-        self._kept_s = -math.inf
 
-    def run(self) -> None:
-        asyncio.run(self._all())
-        found = {**self._summary(), "front_exit_status": self._front.end()}
-        self._write(found)
-        print("\n".join(machine_lines({**machine(), "core": None})))
-        print("\n".join(f"{name}: {value}" for name, value in found.items() if name != "settings"))
-
-    async def _all(self) -> None:
-        given = self._given
-        counts = {kind: given["clients" if kind == STEADY else "troubled"] for kind in KINDS}
-        seconds = given["minutes"] * 60
-        # such as begin together stay together
-        spread_s = min(given["tokens"] * given["pace"], seconds / 4)
+    async def all(self, servers: list[Process]) -> None:
         await self._sample()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._samples_on())
-            if given["kill_every"]:
-                group.create_task(self._kills_on())
-            await self._clients.run(counts, spread_s, seconds)
+            group.create_task(self._kills_on(servers))
+            await self._clients.run(self._counts, self._spread_s, self._time_s)
             self._over.set()
         await asyncio.sleep(5.0)  # connections to servers are kept for 3 s
         await self._sample()
@@ -140,65 +105,48 @@ class _Soak:
             return False
 
     async def _samples_on(self) -> None:
-        while not await self._ends_within(self._given["sample"]):
+        while not await self._ends_within(self._sample_s):
             await self._sample()
 
-    async def _kills_on(self) -> None:
+    async def _kills_on(self, servers: list[Process]) -> None:
         """By turns, in the middle of what it has."""
-        end = self._began_s + self._given["minutes"] * 60
-        while not await self._ends_within(self._given["kill_every"] - self._given["back_after"]):
-            if time.monotonic() > end:  # only connections that wait to be cut off are left
-                return
-            server = self._servers[self._kills % len(self._servers)]
+        while not await self._ends_within(self._kill_every_s - self._back_s):
+            if time.monotonic() > self._began_s + self._time_s:
+                return  # only connections that wait to be cut off are left
+            server = servers[self._kills % len(servers)]
             server.kill()
             self._kills += 1
-            await asyncio.sleep(self._given["back_after"])
+            await asyncio.sleep(self._back_s)
             server.start()
 
     async def _sample(self) -> None:
         tally = self._clients.tally
-        now_s = time.monotonic() - self._began_s
         text = await asyncio.to_thread(page, self._front.url)
         said = {name: sum(labelled(text, name).values()) for name in _GAUGES}
         counted = {name: sum(labelled(text, f"{name}_total").values()) for name in _COUNTERS}
-        self._samples.append(
+        wrong = [f"{kind} {how}: {n}" for (kind, how), n in sorted(tally.wrong.items())]
+        self.samples.append(
             {
-                "time_s": round(now_s, 1),
+                "time_s": round(time.monotonic() - self._began_s, 1),
                 **_of_process(self._front),
                 **said,
-                "answers": sum(tally.well[kind] for kind in WHOLE),
-                "lost": sum(n for (kind, _), n in tally.wrong.items() if kind in WHOLE),
-                "clients_open": tally.open,
+                "began": tally.began.total(),
+                "ended_well": tally.well.total(),
+                "steady_whole": tally.well[STEADY],
+                "ended_otherwise": "; ".join(wrong),
                 **counted,
                 "kills": self._kills,
             }
         )
-        if now_s - self._kept_s >= _KEPT_EVERY_S:
-            self._kept_s = now_s
-            self._write(self._summary())
 
-    def _summary(self) -> dict:
-        tally, last = self._clients.tally, self._samples[-1]
-        wrong: dict[str, dict[str, int]] = {}
-        for (kind, how), count in sorted(tally.wrong.items()):
-            wrong.setdefault(kind, {})[how] = count
-        return {
-            "settings": self._given,
-            "seconds": last["time_s"],
-            "began": dict(sorted(tally.began.items())),
-            "ended_well": dict(sorted(tally.well.items())),
-            "ended_otherwise": wrong,
-            **{name: last[name] for name in ("kills", *_COUNTERS)},
-            "front_cores": round(last["cpu_s"] / max(last["time_s"], 1e-9), 4),
-            **flatness(pd.DataFrame(self._samples)),
-            "at_the_end": {name: last[name] for name in ("in_flight", "waiting", "sockets")},
-        }
 
-    def _write(self, found: dict) -> None:
-        with whole_file(self._out / "samples.csv") as partial:
-            pd.DataFrame(self._samples).to_csv(partial, index=False)
-        with whole_file(self._out / "soak.json") as partial:
-            partial.write_text(json.dumps(found, indent=2) + "\n")
+def summed(samples: pd.DataFrame) -> pd.DataFrame:
+    """One row: counts at the end, and `flatness`."""
+    last = samples.iloc[-1]
+    names = ["time_s", "began", "ended_well", "steady_whole", "ended_otherwise", *_COUNTERS]
+    names += ["kills", "front_exit_status", "in_flight", "waiting"]
+    cores = last.cpu_s / max(last.time_s, 1e-9)
+    return pd.DataFrame([{**last[names], "front_cores": cores, **flatness(samples)}])
 
 
 def flatness(samples: pd.DataFrame) -> dict[str, float]:

@@ -18,15 +18,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from cyclopts import Parameter
 
-from twinserve.backends.live.route.settings import model_of, require_libraries, router_of
-from twinserve.experiments.benchmark.measure import machine
-from twinserve.experiments.benchmark.tables import machine_lines
+from twinserve.backends.live.route.settings import model_of, require_libraries
 from twinserve.experiments.route.processes import (
     FRONT,
     PORT,
@@ -36,7 +33,6 @@ from twinserve.experiments.route.processes import (
     named,
     page,
 )
-from twinserve.formats import whole_file
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.routing import read_routing
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -48,104 +44,55 @@ from twinserve.traces.workload import Workload
 
 _READY_S = 600.0  # a real server loads its model meanwhile
 _COUNTS = ("failed", "moved", "sent")  # metrics that are numbers of requests
+SIMULATED = "simulated"
+
+
+LOAD = {"trace": "sharegpt", "rate": 3.0, "requests": 60, "cap_length": 300}
 
 
 def twin(
-    *,
-    trace: str = "sharegpt",
-    rate: float = 3.0,
-    requests: int = 60,
-    cap_length: int = 300,
-    seed: int = 0,
+    repeats: int,
     profile: str = "llama-3.1-70b@a100-80g:tp4",
     front_end: str = "none",
-    given: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
+    server: str | None = None,
     workers: int = 2,
     router: str = "vllm-dp",
-    server: str | None = None,
-    kill_at: float = 8.0,
-    down: float = 4.0,
-    repeats: int = 3,
-    out: Path | None = None,
-) -> None:
-    """Metrics of live runs behind `twinserve route`, and of the simulation, side by side.
+    kill_at_s: float = 8.0,
+    down_s: float = 4.0,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """A row of metrics for each live run behind `twinserve route`, and one of the simulation.
 
-    Parameters
-    ----------
-    trace: str
-        As for twinserve simulate; so are rate, requests, cap_length, seed, profile, front_end
-        and router.
-    given: tuple[str]
-        Another setting of simulate, as block_tokens=32; may be repeated.
-    workers: int
-        Servers, and replicas of the simulated fleet.
-    server: str
-        Command that starts a real server, with {port} where its port belongs, as "vllm serve MODEL
-        --port {port}". By default `twinserve emulate`: vLLM, whose steps take the profile's times.
-    kill_at: float
-        Seconds of the run at which the last server is killed with SIGKILL; 0: none is.
-    down: float
-        Seconds after which its command is started again. When it is up is measured.
-    repeats: int
-        Live runs.
-    out: Path
-        CSV file for the metrics of all runs.
+    server    command that starts a real server, with {port} where its port belongs; None:
+              `twinserve emulate`, vLLM whose steps take the profile's times
+    kill_at_s when the last server is killed with SIGKILL, and down_s: seconds after which its
+              command is started again. When it is up is measured
+    settings  of `simulate`, instead of `LOAD`
     """
     require_libraries()
-    if min(workers, repeats, requests) < 1 or not 0 <= kill_at < math.inf:
-        raise SettingsError("give numbers that are above 0")
-    if kill_at and workers < 2:
-        raise SettingsError("with one server a kill leaves none; give --workers 2, or --kill-at 0")
-    if server is not None and PORT not in server:
-        raise SettingsError("--server: has no {port}; write it where the server's port belongs")
-    if not 0 < down < math.inf:
-        raise SettingsError(f"--down {down:g}: seconds above 0")
-    router_of(router)
     if server is None:
         emulated = [*TWINSERVE, "emulate", "--profile", profile, "--port", PORT]
         server = shlex.join([*emulated, "--no-prefix-caching"])
     # caches hold nothing in both: each live prompt is another one
-    settings = {"trace": trace, "rate": rate, "requests": requests, "cap_length": cap_length}
-    settings |= {"seed": seed, "profile": profile, "prefix_caching": False, **_settings(given)}
+    settings = LOAD | {"profile": profile, "prefix_caching": False} | settings
     workload = resolve(SimulationConfig(**settings)).workload
-    rows, up_s, picks = [], [], []
+    rows = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = [Process(server) for _ in range(workers)]
         for one in servers:
             stack.callback(one.kill)
-        live = _Live([one.wait() for one in servers], router, workload, kill_at, down)
+        live = _Live([one.wait() for one in servers], router, workload, kill_at_s, down_s)
         for repeat in range(repeats):
             record = folder / f"{repeat}.jsonl.gz"
-            rows.append({"run": f"live {repeat + 1}", **live.run(seed * 1000 + repeat, record)})
-            up_s.append(live.up_s)
-            picks.append(_rerouted(record))
-    failure = {}
-    if kill_at:
-        schedule = [{"replica": workers - 1, "at_s": kill_at, "until_s": float(np.mean(up_s))}]
-        failure = {"failures": json.dumps(schedule), "on_failure": "migrate", "start_up": 0.0}
+            found = live.run(settings.get("seed", 0) * 1000 + repeat, record)
+            rows.append({"run": f"live {repeat + 1}", **found, **_rerouted(record)})
+    up_s = float(np.mean([row["up again, s"] for row in rows]))
+    schedule = [{"replica": workers - 1, "at_s": kill_at_s, "until_s": up_s}]
+    failure = {"failures": json.dumps(schedule), "on_failure": "migrate", "start_up": 0.0}
     fleet = {"replicas": workers, "router": router, "front_end": front_end}
-    rows.append({"run": "simulated", **simulated(SimulationConfig(**settings, **failure, **fleet))})
-    table = pd.DataFrame(rows)
-    if out is not None:
-        with whole_file(out) as partial:
-            table.to_csv(partial, index=False)
-    print("\n".join(machine_lines({**machine(), "core": None})))
-    if kill_at:
-        shown = ", ".join(f"{one:.1f}" for one in up_s)
-        print(f"the last of {workers} servers was killed at {kill_at:g} s, and up at {shown} s")
-    print(beside(table).to_string(index=False))
-    print(*picks, sep="\n")
-
-
-def _settings(given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise SettingsError(f"--set {text}: has no value; write block_tokens=32")
-        found[name.replace("-", "_")] = value
-    return found
+    ours = simulated(SimulationConfig(**settings, **failure, **fleet))
+    return [*rows, {"run": SIMULATED, **ours}]
 
 
 @dataclass
@@ -171,7 +118,7 @@ class _Live:
             with urllib.request.urlopen(f"{self.servers[0].url}/v1/models", timeout=30) as answer:
                 model = json.load(answer)["data"][0]["id"]
             _until(lambda: sum(_up(front)) == len(self.servers))
-            killing = self._failure(front) if self.kill_at_s else None
+            killing = self._failure(front)
             prompts = drawn_prompts(self.workload, seed)
             seen = asyncio.run(replayed(front.url, model, self.workload, prompts, beside=killing))
             said = page(front.url)
@@ -181,6 +128,7 @@ class _Live:
         picks = labelled(said, "picks_total")
         return {
             **metrics(seen.latencies(), len(self.workload)),
+            "up again, s": self.up_s,
             "moved": sum(sum(counts.values()) for counts in again),
             **{f"sent to {i + 1}": picks[one.url] for i, one in enumerate(self.servers)},
         }
@@ -240,26 +188,29 @@ def metrics(latencies: Mapping[str, np.ndarray], requests: int) -> dict[str, flo
 def beside(table: pd.DataFrame) -> pd.DataFrame:
     """A row a metric: mean, least and most of the live runs, the simulation, and by how much that
     is off. inside: it lies between the least and the most of the live runs."""
-    live = table[table["run"] != "simulated"].drop(columns="run")
-    said = table[table["run"] == "simulated"].drop(columns="run").iloc[0]
+    live = table[table["run"] != SIMULATED].drop(columns="run")
+    said = table[table["run"] == SIMULATED].drop(columns="run").iloc[0]
     found = live.agg(["mean", "min", "max"]).T.assign(simulated=said)
     off = []
     for name, mean, mine in zip(found.index, found["mean"], found["simulated"], strict=True):
         counted = name.startswith(_COUNTS)
         off.append(f"{mine - mean:+.3g}" if counted else f"{100 * (mine / mean - 1):+.1f} %")
     inside = found["simulated"].between(found["min"], found["max"]).map({True: "yes", False: "no"})
+    inside, off = inside.where(found["simulated"].notna(), ""), pd.Series(off, found.index)
+    off = off.where(found["simulated"].notna(), "")
     found = found.map("{:.4g}".format).assign(**{"off by": off, "inside": inside})
     names = {"index": "metric", "mean": "live", "min": "least", "max": "most"}
     return found.reset_index().rename(columns=names)
 
 
-def _rerouted(record: Path) -> str:
+def _rerouted(record: Path) -> dict[str, float]:
     """The live run's event stream, to the router of the simulated fleet."""
     routing = read_routing(record)
     spec = parse_router(routing.router)
     found = reroute(routing, (spec.build(), spec.build()), model_of(routing.profile))
-    modelled = sum(one.choices for one in found.modelled.values())
-    return (
-        f"the router asked again, {found.asked} times: {found.other_views} other views, "
-        f"{found.other_choices} other picks; with simulated signals {modelled} other picks"
-    )
+    return {
+        "asked again": found.asked,
+        "other views": found.other_views,
+        "other picks": found.other_choices,
+        "other picks, simulated signals": sum(one.choices for one in found.modelled.values()),
+    }

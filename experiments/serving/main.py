@@ -25,11 +25,10 @@ import numpy as np
 import pandas as pd
 
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
-from twinserve.experiments.benchmark.main import where
+from twinserve.experiments.benchmark.main import MACHINE
 from twinserve.experiments.serving.flood import CASES, STOCK, Case, Engine, Flood
-from twinserve.experiments.study.grid import Grid
-from twinserve.experiments.study.points import Point
-from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.grid import Grid, repeats
+from twinserve.experiments.study.study import Figure, Study
 from twinserve.experiments.study.tables import MEDIANS, Medians
 
 SHARES = (0.8, 1.25)  # of what one replica keeps by the plan
@@ -136,11 +135,6 @@ def plan(repeats: int, requests: int) -> list[dict]:
     return rows.assign(limit_rps=found.rate_rps, command=command).to_dict("records")
 
 
-def repeats(scale: Scale, **settings: Any) -> list[Point]:
-    """One point: the repeats, as many as there are seeds, are of one server."""
-    return [Point({}, {"repeats": len(scale.seeds), **settings})]
-
-
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
     """By metric: mean prediction and mean measurement in ms, `error` of the one against the other,
     and `spread`, the farthest of the measured repeats from their mean, as shares of that mean."""
@@ -156,13 +150,7 @@ STUDY = Study(
     "serving",
     "",
     [
-        Figure(
-            "machine",
-            "What it was measured on",
-            lambda scale: [Point({}, {"seed": 0})],
-            where,
-            lambda points: points,
-        ),
+        MACHINE,
         Figure(
             "price",
             "Policies in a flood, beside vLLM's own scheduler",

@@ -31,6 +31,7 @@ STUDIES = {
     "benchmark": "How fast the simulator is on this machine.",
     "decisions": "How long the decisions of the policies take on this machine.",
     "serving": "Live vLLM servers on this machine: what a policy costs, what is predicted.",
+    "route": "What `twinserve route` adds, keeps up for an hour, and beside its simulation.",
     "validation": "Runs and steps that others measured on vLLM, simulated.",
     "silicon": "Closed loops that others measured on GPUs, simulated.",
     "optimality": "How far BROS's Algorithm 1 is from the best batch.",

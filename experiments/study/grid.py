@@ -95,6 +95,11 @@ class Grid:
         return Point(axes, {"settings": settings, "columns": dict(self.columns)})
 
 
+def repeats(scale: Scale, **settings: Any) -> list[Point]:
+    """One point: the repeats, as many as there are seeds, are of one server."""
+    return [Point({}, {"repeats": len(scale.seeds), **settings})]
+
+
 def joined(*grids: Grid) -> Callable[[Scale], list[Point]]:
     """The points of one grid after another."""
     return lambda scale: [point for grid in grids for point in grid(scale)]

@@ -9,35 +9,31 @@ import time
 import pandas as pd
 import pytest
 
-from twinserve.experiments.route.main import added, main
+from twinserve.experiments.route.main import ADDED, STUDY
+from twinserve.experiments.study.command import GridOptions
 
 
 def test_what_is_added_is_a_difference_of_means():
     def row(clients: int, way: str, repeat: int, ms: float) -> dict:
-        return {"clients": clients, "way": way, "repeat": repeat, "token_p50_ms": ms}
+        return {"clients": clients, "way": way, "seed": repeat, "token_p50_ms": ms}
 
     table = pd.DataFrame(
         [row(5, "direct", 0, 1.0), row(5, "followed", 0, 4.0), row(9, "direct", 0, 2.0)]
         + [row(5, "direct", 1, 3.0), row(5, "followed", 1, 6.0), row(9, "followed", 0, 2.5)]
     )
-    found = added(table).set_index(["clients", "way"])
+    found = ADDED(table).set_index(["clients", "way"])
     assert found.loc[(5, "followed"), "+token_p50_ms"] == 3.0
     assert found.loc[(9, "followed"), "+token_p50_ms"] == 0.5
     assert found.loc[(5, "direct"), "token_p50_ms"] == 2.0
 
 
 @pytest.mark.nightly
-def test_a_short_measurement(tmp_path, capsys):
+def test_a_short_measurement(tmp_path):
     if not os.path.exists("/proc/self/stat"):
         pytest.skip("computing time of processes is read from /proc")
     pytest.importorskip("aiohttp")
-    arguments = ["--clients", "8", "--tokens", "5", "--pace", "0.02", "--seconds", "2"]
-    out = tmp_path / "latency.csv"
-    with pytest.raises(SystemExit) as end:
-        main([*arguments, "--repeats", "1", "--out", str(out)])
-        raise SystemExit(0)
-    assert not end.value.code
-    table = pd.read_csv(out)
+    STUDY.command(("latency",), GridOptions(quick=True, seeds=1, out=tmp_path))
+    table = pd.read_csv(tmp_path / "latency" / "points.csv")
     assert table["way"].tolist() == ["direct", "followed", "passed through"]
     assert (table["failed"] == 0).all() and (table["requests"] > 20).all()
     assert (table["token_p50_ms"] > 0).all() and (table["first_p50_ms"] >= 20).all()
@@ -80,20 +76,3 @@ def test_pieces_may_end_within_a_stamp(status):
         assert seen.failed == 0 and len(seen.on_the_way_s) == 2 * len(seen.first_s) > 0
     else:
         assert seen.failed > 0 and not seen.first_s and not seen.on_the_way_s
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--tokens", "0"], "give numbers"),
-        (["--pace", "nan"], "give numbers"),
-        (["--seconds", "inf"], "give numbers"),
-        (["--router", "rond-robin"], "no router 'rond-robin'"),
-    ],
-)
-def test_a_measurement_of_nothing(arguments, said, capsys):
-    pytest.importorskip("aiohttp")
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    found = capsys.readouterr().err
-    assert end.value.code == 2 and found.startswith(f"error: {said}") and found.count("\n") == 1

@@ -11,19 +11,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twinserve.experiments.route.main import added, main
+from twinserve.experiments.route.main import ADDED, STUDY
 from twinserve.experiments.route.soak import flatness
 from twinserve.experiments.route.twin import beside, metrics
+from twinserve.experiments.study.command import GridOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results" / "route"
 
 
-def ran(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-        raise SystemExit(0)
-    assert not end.value.code
+def ran(figure: str, out: Path) -> pd.DataFrame:
+    """The rows of the smallest grid of a figure."""
+    STUDY.command((figure,), GridOptions(quick=True, seeds=1, out=out))
+    return pd.read_csv(out / figure / "points.csv")
 
 
 def test_metrics_are_of_whole_answers():
@@ -63,16 +63,11 @@ def test_growth_is_that_of_the_second_half():
 
 @pytest.mark.nightly
 @pytest.mark.live
-def test_emulated_servers_and_the_simulation(tmp_path, capsys):
+def test_emulated_servers_and_the_simulation(tmp_path):
     """Of step times that are known: what is off is the machine's, never less than nothing."""
     pytest.importorskip("vllm")
-    out = tmp_path / "twin.csv"
-    arguments = ["twin", "--requests", "12", "--rate", "3", "--cap-length", "150"]
-    arguments += ["--kill-at", "2", "--down", "0.5", "--repeats", "1"]
-    ran(*arguments, "--out", str(out))
-    said = capsys.readouterr().out
-    assert "0 other views, 0 other picks" in said
-    table = pd.read_csv(out).set_index("run")
+    table = ran("twin", tmp_path).set_index("run")
+    assert not table.loc["live 1", ["other views", "other picks"]].any()
     assert (table["failed"] == 0).all() and table.index.tolist() == ["live 1", "simulated"]
     assert (table[["sent to 1", "sent to 2"]].sum(axis=1) == 12 + table["moved"]).all()
     live, simulated = (table.loc[run, "tpot p50, ms"] for run in table.index)
@@ -85,35 +80,13 @@ def test_a_short_soak(tmp_path):
     if not os.path.exists("/proc/self/stat"):
         pytest.skip("memory of processes is read from /proc")
     pytest.importorskip("aiohttp")
-    arguments = ["soak", "--clients", "10", "--troubled", "0", "--tokens", "5", "--pace", "0.05"]
-    arguments += ["--minutes", "0.15", "--workers", "2", "--kill-every", "4", "--back-after", "1"]
-    ran(*arguments, "--sample", "1", "--out", str(tmp_path))
-    found = json.loads((tmp_path / "soak.json").read_text())
-    assert found["began"]["steady"] == found["ended_well"]["steady"] > 50
-    assert not found["ended_otherwise"] and found["kills"] >= 1
-    assert found["front_exit_status"] == 0 and found["at_the_end"]["in_flight"] == 0
-    assert len(pd.read_csv(tmp_path / "samples.csv")) > 5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["twin", "--workers", "1"], "with one server a kill leaves none"),
-        (["twin", "--server", "vllm serve"], "--server: has no {port}"),
-        (["twin", "--set", "exact"], "--set exact: has no value"),
-        (["twin", "--set", "exat=1"], "exat"),
-        (["soak", "--kill-every", "5"], "give a --kill-every"),
-        (["soak", "--pace", "nan"], "give times"),
-    ],
-)
-def test_what_cannot_be(arguments, said, capsys, tmp_path, monkeypatch):
-    pytest.importorskip("aiohttp")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    found = capsys.readouterr().err
-    assert end.value.code == 2 and said in found and found.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    samples = ran("soak", tmp_path)
+    last = samples.iloc[-1]
+    assert last.began == last.ended_well == last.steady_whole > 50 and last.kills >= 1
+    assert samples.ended_otherwise.isna().all()
+    assert last.front_exit_status == last.in_flight == 0 and len(samples) > 5
+    (table,) = pd.read_csv(tmp_path / "soak" / "table.csv").to_dict("records")
+    assert table["rss_mib_most"] > 0 and table["began"] == last.began
 
 
 def test_the_kept_soak_is_what_the_page_says_and_its_answers_add_up():
@@ -138,7 +111,7 @@ def test_the_kept_latencies_are_what_the_page_says():
     assert (
         not runs["failed"].any() and (runs.groupby(["clients", "way"])["repeat"].count() == 3).all()
     )
-    found = added(runs).set_index(["clients", "way"])
+    found = ADDED(runs.rename(columns={"repeat": "seed"})).set_index(["clients", "way"])
     page = (DOCS / "routers.md").read_text()
     columns = ["+first_p50_ms", "+first_p99_ms", "+token_p50_ms", "+token_p99_ms", "front_cores"]
     for clients in (100, 500):

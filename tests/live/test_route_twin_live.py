@@ -30,11 +30,11 @@ NEAR = 0.5  # on a machine that does other things
 REQUESTS = 30
 
 
-def test_a_killed_server_live_and_simulated(vllm, tmp_path, capsys):
+def test_a_killed_server_live_and_simulated(vllm, tmp_path):
     """Nothing fails in either, requests of the dead server move in both, both servers get requests,
     and TPOT is near, or as near as two live runs are to each other."""
     pytest.importorskip("aiohttp")
-    from twinserve.experiments.route.main import main
+    from twinserve.experiments.route.twin import beside, twin
 
     model, profile = write_small(tmp_path), tmp_path / "mine.json"
     begin = any_cpu(model, tmp_path / "any.json")
@@ -55,20 +55,12 @@ def test_a_killed_server_live_and_simulated(vllm, tmp_path, capsys):
     words += [*VLLM, "serve", str(model), "--host", "127.0.0.1", "--port", "{port}"]
     words += ["--served-model-name", NAME, *ON_A_CPU, "--no-enable-prefix-caching"]
     command = shlex.join([*words, *engine_arguments()])
-    out = tmp_path / "twin.csv"
-    arguments = ["twin", "--server", command, "--profile", str(profile), "--repeats", "2"]
-    arguments += ["--requests", str(REQUESTS), "--rate", "3", "--cap-length", "250"]
-    arguments += ["--kill-at", "4", "--down", "1", "--set", f"block_tokens={BLOCK_TOKENS}"]
-    arguments += ["--set", "host_time=none"]
-    if front.exists():
-        arguments += ["--front-end", str(front)]
-    with pytest.raises(SystemExit) as end:
-        main([*arguments, "--out", str(out)])
-        raise SystemExit(0)
-    assert not end.value.code
-    said = capsys.readouterr().out
-    assert said.count("0 other views, 0 other picks") == 2
-    table = pd.read_csv(out).set_index("run")
+    settings = {"requests": REQUESTS, "rate": 3.0, "cap_length": 250, "block_tokens": BLOCK_TOKENS}
+    settings |= {"host_time": "none", "front_end": str(front) if front.exists() else "none"}
+    rows = twin(2, str(profile), server=command, kill_at_s=4.0, down_s=1.0, **settings)
+    said = beside(pd.DataFrame(rows)).to_string()
+    table = pd.DataFrame(rows).set_index("run")
+    assert not table[["other views", "other picks"]].fillna(0).any(axis=None)
     assert (table["failed"] == 0).all()
     assert (table["moved"] > 0).all()
     assert (table[["sent to 1", "sent to 2"]] > 0).all(axis=None)
