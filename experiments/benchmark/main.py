@@ -207,40 +207,17 @@ def grown(points: pd.DataFrame) -> pd.DataFrame:
 MOONCAKE = {"trace": "mooncake", "requests": None, "offline": False}
 FEW = {"requests": 40, "offline": True}  # never downloads
 SHAREGPT = {"trace": "sharegpt", "load": 0.65}  # a fixed load, where it is set
-MILLION = (1_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 ON_TRACE = {"vllm": {"policy": "vllm", "pool": 0}, "bros": {"policy": "bros", "pool": 16}}
-# name -> title, settings of a size, sizes
-AXES = {
-    "requests": ("requests at load 0.65", lambda n: SHAREGPT | {"requests": n}, MILLION),
-    "together": (
-        "requests that arrive together",
-        lambda n: {"trace": "sharegpt", "requests": n, "rate": 1e6},
-        (400, 4_000, 12_000, 40_000),
-    ),
-    "replicas": (
-        "replicas, ten requests each",
-        lambda n: SHAREGPT | {"replicas": n, "requests": 10 * n},
-        (1, 40, 400, 1_200, 4_000),
-    ),
-    "pool": (
-        "best-effort requests a batch",
-        lambda n: {"trace": "sharegpt", "requests": 40, "rate": 10, "pool": n},
-        (100, *MILLION),
-    ),
-}
 
 
-def _growth(name: str) -> Figure:
-    title, settings, sizes = AXES[name]
-
-    def points(scale: Scale) -> list[Point]:
-        found = {n: settings(n) for n in ((2, 4, 8) if scale.quick else sizes)}
-        policies = POLICIES[:1] if scale.quick else policy_names()
-        nothing = {0: SHAREGPT | {"requests": 1}}
-        common = {"profile": H100, "quiet": True, "json": True}
-        return Grid({"size": nothing | found, "policy": policies}, common)(scale)
-
-    return Figure(name, f"Growth with {title}", points, whole, grown)
+def crowds(scale: Scale) -> list[Point]:
+    """So many requests at once, under each policy; and a command with one request."""
+    sizes = (2, 4, 8) if scale.quick else (400, 4_000, 12_000, 40_000)
+    together = {n: {"trace": "sharegpt", "requests": n, "rate": 1e6} for n in sizes}
+    policies = POLICIES[:1] if scale.quick else policy_names()
+    common = {"profile": H100, "quiet": True, "json": True}
+    nothing = {0: SHAREGPT | {"requests": 1}}
+    return Grid({"size": nothing | together, "policy": policies}, common)(scale)
 
 
 def _figure(name: str, title: str, points, work, *by: str, spread: Sequence[str] = ()) -> Figure:
@@ -324,7 +301,7 @@ FIGURES = [
         both_paths,
         "policy",
     ),
-    *map(_growth, AXES),
+    Figure("together", "Growth with requests that arrive together", crowds, whole, grown),
     Figure(
         "dynamo",
         "The whole trace, in turns with Dynamo's simulator",

@@ -52,13 +52,32 @@ def write_plot(path: Path, canvas: Canvas, dpi: int = 120) -> None:
 @cache
 def code_version() -> str:
     """`0.1.0`, of a checkout with its commit, and `+` where files have changed since."""
-    where = ["git", "-C", str(Path(__file__).resolve().parent)]
-    words = [*where, "describe", "--always", "--exclude=*", "--dirty=+"]
+    here = Path(__file__).resolve().parent
+    told = _git(here, "describe", "--always", "--exclude=*", "--dirty=+")
+    return version("twinserve") + (f" at commit {told}" if told else "")
+
+
+@cache
+def commits_of(folder: Path) -> Mapping[str, str]:
+    """File below `folder` -> the commit that wrote it last, and its day; nothing outside of a
+    repository."""
+    words = ["log", "--format=@%h of %cs", "--name-only", "--relative", "--", "."]
+    said = _git(folder, *words) or ""
+    found: dict[str, str] = {}
+    for block in said.split("@")[1:]:
+        commit, *files = block.split("\n")
+        found |= {file: commit for file in files if file and file not in found}
+    return found
+
+
+def _git(folder: Path, *words: str) -> str | None:
     try:
-        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        told = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
-        return version("twinserve")
-    return f"{version('twinserve')} at commit {told}"
+        return None
+    return told.stdout.strip()
 
 
 def check_target(out: Path | None) -> None:

@@ -20,7 +20,13 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.study.command import GridOptions
-from twinserve.experiments.study.output import code_version, table_lines, write_plot, write_tables
+from twinserve.experiments.study.output import (
+    code_version,
+    commits_of,
+    table_lines,
+    write_plot,
+    write_tables,
+)
 from twinserve.experiments.study.points import Plan, Point, Rows, planned, runs_digest
 from twinserve.experiments.study.progress import shown_grid
 from twinserve.experiments.study.verdict import MEANING, Claim, summary
@@ -175,7 +181,7 @@ class Study:
         parts = [f"# {self.system}", "", self.intro, ""]
         for figure in self.figures:
             file = out / figure.name / "table.csv"
-            ran = ran_by(_said(out / figure.name) or {})
+            ran = ran_by(_said(out / figure.name) or {}, out, figure.name)
             if not file.is_file():
                 parts += [f"`{figure.name}` ({figure.title}): not run.", ""]
                 continue
@@ -258,7 +264,7 @@ class Study:
             plot = f", [plot]({figure.name}/plot.png)" if figure.plot else ""
             below += [
                 f"- `{figure.name}` ({figure.title}): {size}seeds {seeds}; "
-                f"[table]({figure.name}/table.csv){plot}. {ran_by(said)}."
+                f"[table]({figure.name}/table.csv){plot}. {ran_by(said, out, figure.name)}."
             ]
         lines += [summary(claims), ""]
         lines += table_lines(
@@ -297,12 +303,13 @@ def made_by(figure: Figure, grid: Sequence[Point]) -> dict[str, str]:
     return {"version": code_version()} | digests
 
 
-def ran_by(said: Mapping[str, Any]) -> str:
-    """Which version ran a figure, from its claims.json."""
-    known = said.get("made", {}).get("version")
-    if known:
+def ran_by(said: Mapping[str, Any], out: Path, name: str) -> str:
+    """Which version ran a figure: from its claims.json, else the commit that has its numbers."""
+    if known := said.get("made", {}).get("version"):
         return f"Run by twinserve {known}"
-    return "Run before versions were kept: rules of policies may have changed since"
+    kept = commits_of(out).get(f"{name}/{'points' if said else 'table'}.csv")
+    since = f", kept since commit {kept}" if kept else ""
+    return f"Run by a version that is not known{since}: rules may have changed"
 
 
 def _scale(said: Mapping[str, Any]) -> Scale:

@@ -53,11 +53,8 @@ def test_every_size_and_policy_is_there(out):
 
 
 @pytest.mark.nightly
-def test_growth_is_measured_along_every_axis(out):
-    stays = {name: table(out, name).stays.tolist() for name in benchmark.AXES}
-    assert stays["requests"] == stays["together"] == [2, 4, 8]  # no request is preempted
-    assert stays["replicas"] == [20, 40, 80]
-    assert all(n >= 40 + size for n, size in zip(stays["pool"], (2, 4, 8), strict=True))
+def test_growth_is_measured_with_the_work(out):
+    assert table(out, "together").stays.tolist() == [2, 4, 8]  # no request is preempted
 
 
 @pytest.mark.nightly

@@ -207,7 +207,7 @@ def test_what_is_stale_is_named(tmp_path, capsys, monkeypatch):
     claims.write_text(json.dumps({name: of for name, of in made.items() if name != "made"}))
     assert "is not known" in checked()[1]
     study().redraw((), tmp_path)  # draws, and does not know who ran it
-    assert "Run before versions were kept" in report.read_text()
+    assert "Run by a version that is not known: rules" in report.read_text()
     assert "is not known" in checked()[1]
 
 
