@@ -368,18 +368,5 @@ STUDY = Study(
             Table(("varied", "value", "policy"), COLUMNS),
             lines_of("varied", ALL, "value", "policy", LOOKS, _from_zero, NAMES.get, " "),
         ),
-        figure(
-            "slow",
-            "ours: OPT on an engine whose steps take three times as long",
-            hybrid(OPT, off=["step", 3.0]),
-            OF_POLICIES,
-            curves(ALL),
-        ),
-        figure(
-            "slow_means",
-            "ours: the same over all settings",
-            hybrid(OPT, off=["step", 3.0]),
-            headline,
-        ),
     ],
 )

@@ -204,18 +204,6 @@ STUDY = Study(
             bars("rate", *TTFT, *[*MISSED][1:], named=f"{{:g}} {RATE}".format),
         ),
         figure(
-            "objective",
-            "ours: TPOT objective, larger models, ShareGPT lengths, beyond capacity",
-            points.OBJECTIVES,
-            beside_vllm("model", "objective", "policy"),
-            lines(
-                "model",
-                TTFT | TPOT | {"violations": MISSED["violations"]},
-                "objective",
-                "TPOT objective, s",
-            ),
-        ),
-        figure(
             "contention",
             "ours: KV transfers and all-reduces on one link, larger models, fixed prompts, "
             "without Algorithm 1",
@@ -225,7 +213,7 @@ STUDY = Study(
         ),
         figure(
             "unshared",
-            "ours: Figs. 5 to 8 and `objective` on several GPUs, with contention and without",
+            "ours: Figs. 5 to 8 on several GPUs, and other objectives, with contention and without",
             points.unshared,
             claims.UNSHARED,
             _unshared,

@@ -239,7 +239,7 @@ OF_HIGHER = grid(
 
 
 def unshared(scale: Scale) -> list[Point]:
-    """Figs. 5 to 8 and figure `objective` where all-reduces go over the link of the KV transfers:
+    """Figs. 5 to 8 and `OBJECTIVES` where all-reduces go over the link of the KV transfers:
     as they are there, and with the link to the transfers alone. vLLM recomputes, and moves
     nothing."""
     shown = (VLLM, "layerkv", SAVABLE, NO_SLO)

@@ -21,7 +21,6 @@ import pandas as pd
 
 from twinserve.backends.live.route.settings import require_libraries
 from twinserve.experiments.route.processes import FRONT, WORKER, Process, labelled, named, page
-from twinserve.experiments.route.troubled import KINDS, STEADY, Clients
 
 _MIB = 2**20
 KILLS = 300.0  # seconds between two
@@ -48,6 +47,8 @@ def soak(
     kill_every_s  between two kills of a server, by turns; it is back a little later
     """
     require_libraries()
+    from twinserve.experiments.route.troubled import KINDS, STEADY  # aiohttp comes along
+
     processes = [Process([*WORKER, str(tokens), str(pace_s)]) for _ in range(servers)]
     try:
         workers = [one.wait() for one in processes]
@@ -80,6 +81,8 @@ class _Soak:
         self._kill_every_s = kill_every_s
         self._sample_s = max(time_s / 360, 1.0)
         self._back_s = max(kill_every_s / 30, 1.0)  # a server that was killed
+        from twinserve.experiments.route.troubled import Clients
+
         # twice the longest of the front's own limits
         self._clients = Clients(front.url, tokens, patience_s=180.0)
         self.samples: list[dict[str, Any]] = []
@@ -132,7 +135,7 @@ class _Soak:
                 **said,
                 "began": tally.began.total(),
                 "ended_well": tally.well.total(),
-                "steady_whole": tally.well[STEADY],
+                "steady_whole": tally.well["steady"],
                 "ended_otherwise": "; ".join(wrong),
                 **counted,
                 "kills": self._kills,

@@ -194,10 +194,10 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
     off = []
     for name, mean, mine in zip(found.index, found["mean"], found["simulated"], strict=True):
         counted = name.startswith(_COUNTS)
-        off.append(f"{mine - mean:+.3g}" if counted else f"{100 * (mine / mean - 1):+.1f} %")
+        share = f"{100 * (mine / mean - 1):+.1f} %" if mean else ""
+        off.append("" if np.isnan(mine) else f"{mine - mean:+.3g}" if counted else share)
     inside = found["simulated"].between(found["min"], found["max"]).map({True: "yes", False: "no"})
-    inside, off = inside.where(found["simulated"].notna(), ""), pd.Series(off, found.index)
-    off = off.where(found["simulated"].notna(), "")
+    inside = inside.where(found["simulated"].notna(), "")
     found = found.map("{:.4g}".format).assign(**{"off by": off, "inside": inside})
     names = {"index": "metric", "mean": "live", "min": "least", "max": "most"}
     return found.reset_index().rename(columns=names)

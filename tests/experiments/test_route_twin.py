@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
@@ -92,26 +91,26 @@ def test_a_short_soak(tmp_path):
 def test_the_kept_soak_is_what_the_page_says_and_its_answers_add_up():
     """The page's figures are those of the kept samples, and no request is unaccounted for."""
     kept, page = RESULTS / "soak", (DOCS / "routers.md").read_text()
-    told = json.loads((kept / "soak.json").read_text())
-    samples = pd.read_csv(kept / "samples.csv")
-    assert told["seconds"] >= 3600 and not told["ended_otherwise"]
-    assert told["began"] == told["ended_well"] and samples["lost"].max() == 0
-    assert told["at_the_end"]["in_flight"] == told["front_exit_status"] == 0
+    (told,) = pd.read_csv(kept / "table.csv").to_dict("records")
+    samples = pd.read_csv(kept / "points.csv")
+    assert told["time_s"] >= 3600 and samples["ended_otherwise"].isna().all()
+    assert told["began"] == told["ended_well"]
+    assert told["in_flight"] == told["front_exit_status"] == 0
     found = flatness(samples)
     assert found == {name: told[name] for name in found}
-    for number in (sum(told["began"].values()), told["began"]["steady"]):
-        assert f"{number:,}" in page
+    for number in (told["began"], told["steady_whole"]):
+        assert f"{number:,.0f}" in page
     assert f"{found['rss_mib_an_hour']:.1f} MiB an hour" in page
     assert f"{told['migrations']:,.0f} answers" in page and f"{told['retries']:.0f} req" in page
 
 
 def test_the_kept_latencies_are_what_the_page_says():
     """Each row of the page is the mean over the kept runs, less the mean straight to servers."""
-    runs = pd.read_csv(RESULTS / "latency.csv")
+    runs = pd.read_csv(RESULTS / "latency" / "points.csv")
     assert (
-        not runs["failed"].any() and (runs.groupby(["clients", "way"])["repeat"].count() == 3).all()
+        not runs["failed"].any() and (runs.groupby(["clients", "way"])["seed"].count() == 3).all()
     )
-    found = ADDED(runs.rename(columns={"repeat": "seed"})).set_index(["clients", "way"])
+    found = ADDED(runs).set_index(["clients", "way"])
     page = (DOCS / "routers.md").read_text()
     columns = ["+first_p50_ms", "+first_p99_ms", "+token_p50_ms", "+token_p99_ms", "front_cores"]
     for clients in (100, 500):
