@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinserve.sim.results.files import dump_json
-from twinserve.traces.write import write_atomically
+from twinserve.formats import whole_file
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(row), flush=True)
         rows.append(row)
     report = {"device": name, "versions": versions, "checks": rows}
-    write_atomically(options.out / "attention_kernel.json", dump_json(report).encode())
+    options.out.mkdir(parents=True, exist_ok=True)
+    with whole_file(options.out / "attention_kernel.json") as partial:
+        partial.write_text(json.dumps(report, indent=1))
     failed = sum(not row["fine"] for row in rows)
     if failed:
         print(f"{failed} of {len(rows)} checks failed", file=sys.stderr)
