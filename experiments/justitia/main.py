@@ -298,7 +298,7 @@ STUDY = Study(
             "an elephant among mice",
             FIG11,
             elephant,
-            tables.elephants,
+            lambda points: tables.ELEPHANTS(tables.named(points)),
             lines_of("crowd", ENDS, "mice", "policy", {}, xlabel="small applications"),
             claims.fig11,
         ),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
 from twinserve.experiments.justitia.runs import QUANTILES, plain
-from twinserve.experiments.study.tables import Table
+from twinserve.experiments.study.tables import BEFORE, Table
+from twinserve.sim.sweep.baseline import baseline_of
 from twinserve.sim.sweep.statistics import over_seeds
 
 RATIOS = [f"ratio_{q}" for q in QUANTILES]
@@ -19,14 +19,10 @@ def named(points: pd.DataFrame) -> pd.DataFrame:
     return points.assign(policy=points.policy.map(plain))
 
 
-def beside(frame: pd.DataFrame, by: Sequence[str], value: str, base: str) -> np.ndarray:
+def beside(frame: pd.DataFrame, by: Sequence[str], value: str, base: str) -> pd.Series:
     """Of each row of `frame`, `value` of policy `base` in the same run; nan where that was not run.
-
-    by  the columns that, with the seed, tell runs apart
-    """
-    keys = [*by, "seed"]
-    bases = frame[frame.policy == base].set_index(keys)[value]
-    return bases.reindex(pd.MultiIndex.from_frame(frame[keys])).to_numpy()
+    by: the columns that, with the seed, tell runs apart."""
+    return baseline_of(frame, frame[frame.policy == base], [*by, "seed"])[value]
 
 
 def against(
@@ -98,14 +94,16 @@ def mergers(points: pd.DataFrame) -> pd.DataFrame:
     return over_seeds(jobs, ["size", "policy"], values)
 
 
-def elephants(points: pd.DataFrame) -> pd.DataFrame:
-    """Fig. 11. grown: JCT of the summary above that with the number of small ones before, in the
-    same seed, per cent."""
-    frame, keys = named(points), ["crowd", "policy", "seed"]
-    before = frame.sort_values("mice").groupby(keys).elephant_s.shift()
-    frame["grown"] = 100 * (frame.elephant_s / before - 1)
-    values = ["elephant_s", "mice_s", "grown", "gps_s", "bound_s"]
-    return over_seeds(frame, ["crowd", "policy", "mice"], values)
+# Fig. 11. grown: JCT of the summary above that with the number of small ones before, in the same
+# seed, per cent.
+ELEPHANTS = Table(
+    ("crowd", "policy", "mice"),
+    ("elephant_s", "mice_s", "grown", "gps_s", "bound_s"),
+    {"grown": ("elephant_s", "change")},
+    BEFORE,
+    ("crowd", "policy"),
+    derived={"grown": lambda runs: 100 * runs.grown},
+)
 
 
 def errors(points: pd.DataFrame) -> pd.DataFrame:

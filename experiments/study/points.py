@@ -19,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 
+from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.sweep.digests import sources_digest, traces_digest
 from twinserve.sim.sweep.executors import completed, local
 from twinserve.sim.sweep.points import Kept, Store
@@ -97,6 +98,27 @@ class Plan:
     total: int
     left: int
     seconds: float | None
+
+
+def shown_grid(
+    work: Callable[..., Rows],
+    points: Sequence[Point],
+    out: Path,
+    workers: int | None,
+    label: str,
+    any_version: bool,
+) -> pd.DataFrame:
+    """`run_grid`, and how far it is under the name `label`."""
+    with RunProgress(shown=True) as progress:
+
+        def report(done: int, total: int) -> None:
+            if not begun:
+                begun.append(True)
+                progress.begin(label, done / max(total, 1))
+            progress.count(done, total, "points")
+
+        begun: list[bool] = []
+        return run_grid(work, points, out, workers, any_version, report)
 
 
 def planned(

@@ -27,8 +27,7 @@ from twinserve.experiments.study.output import (
     write_plot,
     write_tables,
 )
-from twinserve.experiments.study.points import Plan, Point, Rows, planned, runs_digest
-from twinserve.experiments.study.progress import shown_grid
+from twinserve.experiments.study.points import Plan, Point, Rows, planned, runs_digest, shown_grid
 from twinserve.experiments.study.verdict import MEANING, Claim, summary
 from twinserve.formats import Format, same
 from twinserve.sim.results.files import dump_json
