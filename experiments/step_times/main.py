@@ -1,5 +1,4 @@
-"""Forms of step times against measured steps and prompts: `python -m
-twinserve.experiments.step_times`.
+"""Forms of step times against measured steps, prompts and whole runs: `twinserve study step_times`.
 
 Points are other people's (`points.py`), loads are formulas (`load.py`). No form is fitted to a
 point. docs/validation.md has the results.
@@ -12,18 +11,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import cyclopts
 import numpy as np
 import pandas as pd
-from cyclopts import Parameter
 
 from twinserve.experiments.step_times.bars import MISSED, held_out, with_groups
 from twinserve.experiments.step_times.load import seconds
 from twinserve.experiments.step_times.points import Measured, read_measured
 from twinserve.experiments.step_times.runs import score_runs
-from twinserve.experiments.study.output import check_target, table_lines
+from twinserve.experiments.study.grid import Grid
+from twinserve.experiments.study.output import table_lines
+from twinserve.experiments.study.study import Figure, Study
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.evidence import expected_errors, kind_of_weights
 from twinserve.profiles.kv_memory.releases import is_known
@@ -32,8 +31,6 @@ from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import Profile, derive_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.profiles.step_times import StepTimes, choose
-from twinserve.sim.cli.main import run_app
-from twinserve.traces.write import write_atomically
 
 FORMS: tuple[StepTimes, ...] = ("roofline", "operators", "auto")
 DECODES = ("tpot", "loop")
@@ -147,33 +144,6 @@ def groups(rows: pd.DataFrame) -> pd.DataFrame:
 HEADER = ("points", "sources", "median", "p90", "mean", "held", "width", "interval")
 
 
-def step_times(
-    *,
-    form: Annotated[tuple[StepTimes, ...], Parameter(negative="")] = FORMS,
-    out: Path | None = None,
-    runs: bool = False,
-) -> None:
-    """Score forms of step times on measured steps and prompts, by kind of model and GPU.
-
-    Parameters
-    ----------
-    form: tuple[str, ...]
-        Forms, as of `simulate --step-times`; by default all. Tables take some minutes to be made.
-    out: Path
-        CSV with a row for each point and form.
-    runs: bool
-        Whole simulated runs beside benchmarks of servers, in place of steps. Takes minutes.
-    """
-    check_target(out)
-    if runs:
-        rows = pd.concat([score_runs(truth_folder(), one) for one in form])
-    else:
-        rows = score(read_measured(truth_folder()), form)
-    if out is not None:
-        write_atomically(out, rows.to_csv(index=False, float_format="%.6g").encode())
-    print(markdown_of_runs(rows) if runs else markdown(rows), end="")
-
-
 def truth_folder() -> Path:
     """The folder of TWINSERVE_TRUTH that has the points. ProfileError where none has."""
     for folder in filter(None, os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep)):
@@ -229,10 +199,27 @@ def _not_scored(rows: pd.DataFrame) -> list[str]:
     return [f"- {count} x {why}" for why, count in bad.value_counts().items()]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point; bad input ends as one line."""
-    app = cyclopts.App(
-        name="step_times", help=step_times.__doc__, version_flags=[], result_action="return_value"
-    )
-    app.default(step_times)
-    run_app(app, arguments)
+def scored(form: StepTimes, seed: int) -> list[dict[str, Any]]:
+    return score(read_measured(truth_folder()), (form,)).to_dict("records")
+
+
+def scored_runs(form: StepTimes, seed: int) -> list[dict[str, Any]]:
+    return score_runs(truth_folder(), form).to_dict("records")
+
+
+def whole(points: pd.DataFrame) -> pd.DataFrame:
+    """Nothing is random here: the points are the table."""
+    return points.drop(columns="seed").assign(why=points.why.fillna(""))
+
+
+GRID = Grid({"form": FORMS}, few={"form": 1})
+STUDY = Study(
+    "step_times",
+    "",
+    [
+        Figure("steps", "Steps and prompts", GRID, scored, whole, text=markdown),
+        Figure("runs", "Whole runs", GRID, scored_runs, whole, text=markdown_of_runs),
+    ],
+    seeds=1,
+    intro="Forms of step times on others' measurements; numbers are per cent.",
+)

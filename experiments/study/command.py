@@ -33,6 +33,7 @@ STUDIES = {
     "serving": "Live vLLM servers on this machine: what a policy costs, what is predicted.",
     "route": "What `twinserve route` adds, keeps up for an hour, and beside its simulation.",
     "validation": "Runs and steps that others measured on vLLM, simulated.",
+    "step_times": "Forms of step times on steps and runs that others measured.",
     "silicon": "Closed loops that others measured on GPUs, simulated.",
     "optimality": "How far BROS's Algorithm 1 is from the best batch.",
 }

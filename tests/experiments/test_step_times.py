@@ -120,10 +120,10 @@ def test_the_stored_errors_of_tables_are_those_of_the_points(points):
         assert SERVER_ERRORS[key] == (pytest.approx(error, abs=0.0101), count), key
 
 
-def test_the_command_prints_tables(points, capsys, monkeypatch):
+def test_the_study_has_tables(points, monkeypatch):
     monkeypatch.setattr(main, "read_measured", lambda truth: points[:12])
-    main.main(["--form", "roofline"])
-    printed = capsys.readouterr().out
+    rows = main.whole(pd.DataFrame(main.scored("roofline", 0)).assign(seed=0))
+    printed = main.markdown(rows)
     assert "### By kind and GPU family" in printed and "| decode | dense 16 bits |" in printed
     assert "- 3 x unknown GPU" in printed
     assert "### By group, ranges of other sources" in printed
