@@ -17,7 +17,7 @@ import cyclopts
 import numpy as np
 import pandas as pd
 
-from twinserve.backends.live.versions import LiveEngineError
+from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 from twinserve.errors import TwinserveError
 from twinserve.formats import whole_file
 from twinserve.sim.cli.main import run_app
@@ -54,7 +54,7 @@ class Cell:
     asynchronous: bool
     scarce: bool
 
-    def inputs(self, requests: int) -> Inputs:
+    def inputs(self, requests: int, release: str | None = None) -> Inputs:
         config = SimulationConfig(
             trace=self.workload,
             policy=(self.policy,),
@@ -68,6 +68,7 @@ class Cell:
             slo="ttft=1,tpot=0.05",
             cap_length=self._longest(),
             host_blocks=0,
+            engine_version=release,
         )
         inputs = resolve(config)
         if not self.scarce:
@@ -91,7 +92,7 @@ def measure(cell: Cell, requests: int) -> dict:
     """A row: steps, preemptions, largest error of a mean (%), and what differs; empty: nothing."""
     row: dict = asdict(cell)
     try:
-        inputs = cell.inputs(requests)
+        inputs = cell.inputs(requests, installed_vllm())
         found = compare_emulated(inputs, inputs.policies[0])
     except TwinserveError as error:
         return row | {"steps": 0, "preemptions": 0, "error_pct": 0.0, "differs": f"error: {error}"}

@@ -50,6 +50,7 @@ def test_cells_that_are_in_the_file_are_not_run_again(tmp_path, monkeypatch, cap
         return compared(10)
 
     monkeypatch.setattr(product_of, "compare_emulated", compare)
+    monkeypatch.setattr(product_of, "installed_vllm", lambda: "0.32.0")
     out = tmp_path / "cells.csv"
     product_of.emulated(out=out, cells=4, requests=4, part="1/2")
     assert len(asked) == 2 and "-0.2" not in capsys.readouterr().out

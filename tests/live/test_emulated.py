@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from twinserve.backends.live.versions import installed_vllm
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
@@ -47,7 +49,8 @@ START = "from twinserve.sim.cli.entry import twinserve; twinserve()"
 def test_vllm_in_virtual_time_is_the_simulation(vllm, name):
     from twinserve.sim.twin.emulated import EmulatedRun, emulated_engine
 
-    inputs = resolve(SimulationConfig(policy=(name.partition(", ")[0],), **RUNS[name]))
+    settings = RUNS[name] | {"engine_version": installed_vllm()}
+    inputs = resolve(SimulationConfig(policy=(name.partition(", ")[0],), **settings))
     (spec,) = inputs.policies
     launch_s = 0.0025 if "launched" in name else 0.0  # until an idle engine plans its second step
 
@@ -88,6 +91,7 @@ def test_a_server_in_wall_time_is_compared_with_the_simulation(vllm, policy):
     from twinserve.sim.twin.validate_emulated import compare_emulated
 
     settings = H100 | {"profile": "llama-3.1-70b@h100:tp4", "rate": 4.0, "requests": 8}
+    settings |= {"engine_version": installed_vllm()}
     inputs = resolve(SimulationConfig(policy=(policy,), cap_length=200, **settings))
     found = compare_emulated(inputs, inputs.policies[0], served=True)
     server = found.served
@@ -176,10 +180,41 @@ def test_a_server_answers_repeats_itself_and_leaves_nothing_behind(vllm, tmp_pat
         assert engines
         os.kill(served.process.pid, signal.SIGKILL)
         served.process.wait()
-        end = time.monotonic() + 10
-        while any(map(alive, engines)) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not any(map(alive, engines))
+        until(lambda: not any(map(alive, engines)))
     finally:
         if served.process.poll() is None:
             os.killpg(served.process.pid, signal.SIGKILL)
+
+
+def test_a_fleet_outlives_a_server_and_ends_with_its_front(vllm, tmp_path):
+    arguments = ("--profile", "llama-3.1-70b@h100:tp4", "--replicas", "2", "-r", "round-robin")
+    served = Served(tmp_path, *arguments)
+    ask = {"model": "llama-3.1-70b", "prompt": "Once", "max_tokens": 4}
+    try:
+        served.wait()
+        until(lambda: served.ask("/metrics").count(b"worker_up{") == 2)
+        until(lambda: len(re.findall(rb"worker_up\{.*\} 1\.0", served.ask("/metrics"))) == 2)
+        servers = engines_of(served.process.pid)
+        assert len(servers) == 2
+        said = [json.loads(served.ask("/v1/completions", ask)) for _ in range(4)]
+        assert len({one["choices"][0]["text"] for one in said}) == 1
+        picks = re.findall(rb"picks_total\{.*\} (\S+)", served.ask("/metrics"))
+        assert [float(count) for count in picks] == [2.0, 2.0]
+        os.kill(servers[1], signal.SIGKILL)
+        again = [json.loads(served.ask("/v1/completions", ask)) for _ in range(4)]
+        assert [one["choices"] for one in again] == [said[0]["choices"]] * 4
+        every = [*servers, *(engine for one in servers if alive(one) for engine in engines_of(one))]
+        assert len(every) > 2
+        os.kill(served.process.pid, signal.SIGKILL)
+        served.process.wait()
+        until(lambda: not any(map(alive, every)))
+    finally:
+        if served.process.poll() is None:
+            os.killpg(served.process.pid, signal.SIGKILL)
+
+
+def until(holds, seconds: float = 180.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from twinserve.backends.live.emulate import serve as serving
 from twinserve.backends.live.emulate.pace import Lateness, WallPace
 from twinserve.backends.live.emulate.serve import check_port, engine_arguments
 from twinserve.backends.live.emulate.settings import KEY, emulated, read_emulated
 from twinserve.backends.live.emulate.steps import EmulatedSteps, TokenRange
 from twinserve.backends.live.serving.options import read_options
 from twinserve.backends.live.versions import LiveEngineError
+from twinserve.errors import TwinserveError
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
@@ -196,3 +198,26 @@ def test_compositions_are_whole_arrays():
     steps = EmulatedSteps(Priced(), WORDS)
     work = steps.take(scheduled({"a": 3}, new=[("a", [1, 2, 3], 0)])).work
     assert work.prefill_new.dtype == np.int64
+
+
+def test_a_fleet_is_servers_and_a_front_before_them(monkeypatch):
+    started, become = [], []
+    monkeypatch.setattr(serving, "check_port", lambda host, port: None)
+    monkeypatch.setattr(serving, "require", lambda *uses: None)
+    monkeypatch.setattr(serving, "installed_vllm", lambda: "0.32.0")
+    monkeypatch.setattr(serving, "named_vllm", lambda folder: folder)
+    monkeypatch.setattr(serving, "write_model", lambda *args: None)
+    monkeypatch.setattr(serving.subprocess, "Popen", lambda words, **_: started.append(words))
+    monkeypatch.setattr(serving.os, "execv", lambda file, words: become.append(words))
+    monkeypatch.setattr(serving.os, "environ", {})
+    config = SimulationConfig(profile=PROFILE, replicas=2, router="round-robin")
+    serving.serve(config, "0.0.0.0", 8000)
+    assert [words[words.index("--port") + 1] for words in started] == ["8001", "8002"]
+    assert all("127.0.0.1" in words and "serve" in words for words in started)
+    (front,) = become
+    assert "route" in front and "round-robin" in front and front[-1] == "8000"
+    workers = [after for word, after in zip(front, front[1:], strict=False) if word == "--worker"]
+    assert workers == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
+    with pytest.raises(TwinserveError, match="decides by KV events"):
+        serving.serve(config.model_copy(update={"router": "dynamo-kv"}), "127.0.0.1", 8000)
+    assert len(started) == 2

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from twinserve.backends.live.emulate.model import write_model
 from twinserve.backends.live.emulate.settings import EXECUTOR, KEY, WORKER, emulated
 from twinserve.backends.live.needs import require
-from twinserve.backends.live.serving.process import VLLM, named_vllm
+from twinserve.backends.live.route.settings import router_of
+from twinserve.backends.live.serving.process import VLLM, end_with_parent, named_vllm
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.setup.config import SimulationConfig
@@ -22,6 +27,13 @@ from twinserve.sim.setup.serving import scheduler_class
 
 _MIDDLEWARE = "twinserve.backends.live.serving.attributes.CheckAttributes"
 _CONFIG = "--additional-config"
+_ROUTE = (
+    sys.executable,
+    "-c",
+    "from twinserve.sim.cli.entry import twinserve; twinserve()",
+    "route",
+)
+_LOCAL = "127.0.0.1"
 
 
 def check_port(host: str, port: int) -> None:
@@ -91,19 +103,23 @@ def serve(
     tokenizer: str | None = None,
     arguments: Sequence[str] = (),
 ) -> None:
-    """Become `vllm serve` on the hardware of `config`. LiveEngineError, one line, where vLLM is
-    missing or another release, or where nothing can listen at the port. The engine's process ends
-    with this one, however that ends."""
+    """Become `vllm serve` on the hardware of `config`; with replicas, `twinserve route` before as
+    many of them, at the ports behind `port`. LiveEngineError, one line, where vLLM is missing or
+    another release, or where nothing can listen at a port. The engine's process, and each server of
+    a fleet, ends with this one, however that ends."""
     hardware = resolve_hardware(config)
     further = engine_arguments(config, hardware, policy, arguments)
-    check_port(host, port)
+    behind = [port + 1 + i for i in range(config.replicas)] if config.replicas > 1 else []
+    if behind:
+        router_of(config.router, profile=config.profile)
+    for at, each in [(host, port), *((_LOCAL, each) for each in behind)]:
+        check_port(at, each)
     require("emulating", *(["serving"] if policy else []))
     model, name = hardware.profile.llm, hardware.profile.name.partition("@")[0]
     folder = Path(tempfile.gettempdir()) / f"twinserve-{os.getuid()}-emulated-{name}"
     vocab = None if tokenizer is None else model.vocab
     write_model(folder, model, hardware.limits.max_model_len, vocab)
-    command = ["serve", str(folder), "--host", host, "--port", str(port)]
-    command += ["--served-model-name", name, *further]
+    command = [*VLLM, "serve", str(folder), "--served-model-name", name, *further]
     if tokenizer is not None:
         command += ["--tokenizer", tokenizer]
     release = installed_vllm()
@@ -112,4 +128,10 @@ def serve(
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.execv(VLLM[0], [*VLLM, *command])
+    for each in behind:
+        here = ["--host", _LOCAL, "--port", str(each)]
+        subprocess.Popen([*command, *here], preexec_fn=partial(end_with_parent, signal.SIGTERM))
+    if behind:
+        command = [*_ROUTE, "--router", config.router, "--profile", config.profile]
+        command += [word for each in behind for word in ("--worker", f"http://{_LOCAL}:{each}")]
+    os.execv(command[0], [*command, "--host", host, "--port", str(port)])

@@ -3,7 +3,6 @@ vLLM loads these classes by name. Imports vLLM."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import multiprocessing
 import signal
@@ -17,11 +16,11 @@ from vllm.v1.worker.worker_base import WorkerBase
 from twinserve.backends.live.emulate.pace import Pace, WallPace
 from twinserve.backends.live.emulate.settings import read_emulated
 from twinserve.backends.live.emulate.steps import EmulatedSteps, TokenRange
+from twinserve.backends.live.serving.process import end_with_parent
 
 logger = logging.getLogger("vllm.twinserve")
 
 _LAYER = "emulated.attn"  # one for all: its pages are as large as theirs together
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 _LOG_STEPS = 5000
 
 
@@ -144,12 +143,7 @@ class EmulatedExecutor(UniProcExecutor):
 
     def _init_executor(self) -> None:
         if multiprocessing.parent_process() is not None:
-            end_with_parent()
+            end_with_parent(signal.SIGKILL)
         given = read_emulated(self.vllm_config.additional_config)
         self.scheduler_config.async_scheduling = given.config.async_scheduling
         super()._init_executor()
-
-
-def end_with_parent() -> None:
-    """Have the kernel end this process when its parent ends, for whatever reason."""
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

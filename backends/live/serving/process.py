@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ CPU_ENGINE = {
     # the engine's process need not import everything again
     "VLLM_WORKER_MULTIPROCESSING_METHOD": "fork",
 }
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 _TOLD = 1000  # characters of a server's log that an error shows
 
 
@@ -38,6 +40,12 @@ def named_vllm(folder: Path) -> Path:
         info.mkdir(parents=True, exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found}+cpu\n")
     return folder
+
+
+def end_with_parent(sign: signal.Signals) -> None:
+    """The kernel sends `sign` to this process when the one that started it ends, however that
+    does."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, sign)
 
 
 class ServerProcess:
