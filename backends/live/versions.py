@@ -11,9 +11,9 @@ from twinserve.errors import TwinserveError
 KNOWN = {
     "0.32.0": ("engine", "swapping", "drafts", "physical", "serving", "emulating"),
     "0.29.0": ("engine", "serving"),
-    "0.25.1": ("engine", "swapping", "physical", "serving"),
+    "0.25.1": ("engine", "swapping", "physical", "serving", "emulating"),
     "0.22.0": ("engine", "serving"),
-    "0.19.0": ("engine", "serving"),
+    "0.19.0": ("engine", "serving", "emulating"),
     "0.15.1": ("engine",),
 }
 

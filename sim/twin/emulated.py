@@ -24,7 +24,6 @@ from twinserve.backends.live.emulate.settings import EXECUTOR, KEY, WORKER, emul
 from twinserve.backends.live.emulate.steps import EmulatedStep
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
-from twinserve.backends.live.versions import LiveEngineError
 from twinserve.native.chosen import columns
 from twinserve.policies.kv.base import KvUsage
 from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
@@ -91,11 +90,13 @@ class _Pool:
 
 @dataclass(slots=True)
 class _Step:
-    """A step that vLLM scheduled. pool: when it begins; None: it has not yet."""
+    """A step that vLLM scheduled. withdrawn: since the one before was; pool: when it begins; None:
+    it has not yet."""
 
     plan: StepPlan
     holding: int
     waiting: int
+    withdrawn: list[int]
     pool: _Pool | None = None
 
 
@@ -114,6 +115,9 @@ class EmulatedEngine(Engine):
         self.vllm, self.scheduler, self._texts = vllm, vllm.scheduler, texts
         self._application = application
         self._arrived: list[int] = []  # rows that the engine's loop has not read yet
+        self._left: list[str] = []  # requests whose clients left, not read yet
+        self._gone: list[int] = []  # rows that left since the latest schedule
+        self._freed = 0  # blocks of such requests, since the step that is planned ahead
         self._rows: dict[str, int] = {}
         self._expected: dict[str, int] = {}
         self._under_way: deque[_Step] = deque()  # scheduled and not booked, the oldest first
@@ -134,7 +138,7 @@ class EmulatedEngine(Engine):
         """Note what the scheduler decides and is told, and call through."""
         scheduler = self.scheduler
         preempt, schedule = scheduler._preempt_request, scheduler.schedule
-        update = scheduler.update_from_output
+        update, finish = scheduler.update_from_output, scheduler.finish_requests
 
         def noting(request, *args, **kwargs):
             self._victims.append(request.request_id)
@@ -154,6 +158,16 @@ class EmulatedEngine(Engine):
                 self._ended(self._under_way.popleft(), outputs)
             return outputs
 
+        def finishing(names, status):
+            self._begin()
+            known = [name for name in dict.fromkeys(names) if name in scheduler.requests]
+            before = self._pool().free_blocks
+            done = finish(names, status)
+            if len(self._under_way) > 1:
+                self._freed += self._pool().free_blocks - before
+            self._finished(known)
+            return done
+
         if hasattr(scheduler, "decider"):  # one of ours, which takes memory as its policy says
             take = scheduler._take_memory
 
@@ -162,7 +176,7 @@ class EmulatedEngine(Engine):
                 take(request, kind)
 
             scheduler._take_memory = taking
-        scheduler._preempt_request = noting
+        scheduler._preempt_request, scheduler.finish_requests = noting, finishing
         scheduler.schedule, scheduler.update_from_output = scheduling, updating
 
     # -- requests ----------------------------------------------------------------------------------
@@ -173,7 +187,28 @@ class EmulatedEngine(Engine):
         return row
 
     def withdraw(self, row: int, end: End) -> bool:
-        raise LiveEngineError("an emulated engine in virtual time serves clients that stay")
+        """As vLLM's process hears of it: before it books a step, and again between two."""
+        requests = self.core.requests
+        if requests.state[row] == State.FINISHED or requests.end[row] == End.TIMED_OUT:
+            return False
+        requests.end[row], requests.ended_s[row] = end, self.clock.now
+        self._left.append(requests.ids[row])
+        self.vllm.core.aborts_queue.put([requests.ids[row]])
+        return True
+
+    def _finished(self, names: list[str]) -> None:
+        """vLLM has dropped these."""
+        requests, rows = self.core.requests, []
+        for name in names:
+            row = self._rows[name]
+            self._held.discard(name)
+            requests.state[row] = State.FINISHED
+            self.core.active -= 1
+            rows.append(row)
+        self.core.holding = len(self._held)
+        self._gone += rows
+        if rows:
+            self.on_ended(rows)
 
     def notify(self) -> None:
         """vLLM's loop looks for itself."""
@@ -191,6 +226,9 @@ class EmulatedEngine(Engine):
                 float(requests.arrival_s[row]),
                 attributes=self._said(row),
             )
+        left, self._left = self._left, []
+        if left:
+            self.vllm.core.abort_requests(left)
 
     def _said(self, row: int) -> dict:
         """What the client says of its request to a scheduler of ours (`vllm_xargs`)."""
@@ -244,21 +282,26 @@ class EmulatedEngine(Engine):
         tokens = np.fromiter(grants.values(), np.int64, len(grants))
         plan = StepPlan(chosen, tokens, admitted=admitted, preempted=preempted)
         if grants:
-            self._under_way.append(_Step(plan, len(held), self.core.active - len(held)))
+            gone, self._gone = self._gone, []
+            self._under_way.append(_Step(plan, len(held), self.core.active - len(held), gone))
         elif preempted:
             self.recorder.without_step(plan, 0, 0)
 
     def _begin(self) -> None:
-        """Memory is as the plan of the oldest step left it, and as steps before it freed it."""
+        """Memory is as the plan of the oldest step left it, and as steps before it freed it. What
+        clients left behind while it was planned ahead is free one step later."""
         if self._under_way and self._under_way[0].pool is None:
-            decider = getattr(self.scheduler, "decider", None)
-            if decider is not None:  # one of ours: what its policy has to give
-                ledger = decider.core.ledger
-                self._under_way[0].pool = _Pool(ledger.num_blocks, ledger.free_blocks)
-                return
-            pool = self.scheduler.kv_cache_manager.block_pool
-            total = pool.num_gpu_blocks - 1
-            self._under_way[0].pool = _Pool(total, pool.get_num_free_blocks())
+            pool = self._under_way[0].pool = self._pool()
+            pool.free_blocks -= self._freed
+            self._freed = 0
+
+    def _pool(self) -> _Pool:
+        decider = getattr(self.scheduler, "decider", None)
+        if decider is not None:  # one of ours: what its policy has to give
+            ledger = decider.core.ledger
+            return _Pool(ledger.num_blocks, ledger.free_blocks)
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return _Pool(pool.num_gpu_blocks - 1, pool.get_num_free_blocks())
 
     def _ended(self, step: _Step, outputs) -> None:
         """vLLM has booked what the step gave, now."""
@@ -276,6 +319,8 @@ class EmulatedEngine(Engine):
         work = self.launched[self.recorder.steps].work
         executed = Executed(outcome, work, 0, 0, {}, {})
         pool = step.pool
+        for row in step.withdrawn:
+            self.recorder.withdrawn(row)
         self.recorder.planned(step.plan, executed, step.holding, step.waiting, requests, pool)
         gaps = columns.book(requests, outcome.emitted, outcome.ends_s)
         for row in outcome.finished:
@@ -334,7 +379,6 @@ def check_emulated(inputs: Inputs) -> None:
     for flag, given in {
         "--replicas": config.replicas != 1,
         "--fleet": bool(inputs.pools),
-        "--client-timeout": config.client_timeout is not None,
         "--front-end": inputs.front_end is not None,
         "--failures": inputs.failures is not None,
         "--shared-prefix": config.shared_prefix,

@@ -150,7 +150,7 @@ def _difference(log: DecisionLog, a: LoggedStep, b: LoggedStep) -> str:
         if a.grants.get(row) != b.grants.get(row):
             name, (x, y) = log.requests[row].id, (a.grants.get(row, 0), b.grants.get(row, 0))
             return f"{name} computes {x:,} tokens in the simulation, {y:,} under vLLM"
-    for what in ("admitted", "preempted", "free_blocks", "start_s", "seconds"):
+    for what in ("admitted", "preempted", "withdrawn", "free_blocks", "start_s", "seconds"):
         x, y = getattr(a, what), getattr(b, what)
         if x != y:
             return f"{what.replace('_', ' ')} {x} in the simulation, {y} under vLLM"

@@ -324,6 +324,11 @@ class VllmEngine:
         return self._engine.model_config.get_vocab_size()
 
     @property
+    def core(self):
+        """vLLM's EngineCore, in this process."""
+        return self._client.engine_core
+
+    @property
     def executor(self):
         """vLLM's, in this process."""
         return self._engine.model_executor
