@@ -196,8 +196,7 @@ def test_a_fleet_outlives_a_server_and_ends_with_its_front(vllm, tmp_path):
     served = Served(tmp_path, *arguments)
     ask = {"model": "llama-3.1-70b", "prompt": "Once", "max_tokens": 4}
     try:
-        served.wait()
-        until(lambda: served.ask("/metrics").count(b"worker_up{") == 2)
+        served.wait(600.0)
         until(lambda: len(re.findall(rb"worker_up\{.*\} 1\.0", served.ask("/metrics"))) == 2)
         servers = engines_of(served.process.pid)
         assert len(servers) == 2
