@@ -29,7 +29,7 @@ from twinserve.sim.results.metrics_requests import RequestColumns
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 
-KEEPS_UP = 0.01  # share of late steps up to which the host does
+KEEPS_UP, SENT_S = 0.01, 0.005  # share of late steps, mean delay of a client: the host's limits
 METRICS = ("ttft", "tpot", "e2el")
 _STAMPS = "twinserve.backends.live.measure.stamps.Stamping{}{}Scheduler"
 
@@ -50,7 +50,8 @@ class EmulatedServer:
 
     @property
     def keeps_up(self) -> bool:
-        return self.lateness.late <= KEEPS_UP * self.lateness.steps
+        few_late = self.lateness.late <= KEEPS_UP * self.lateness.steps
+        return few_late and float(self.sent.mean()) <= SENT_S
 
     def means(self, simulated: RunResult) -> dict[str, tuple[float, float, float]]:
         """By metric: simulated, seen by the engine, seen by clients; seconds."""

@@ -46,11 +46,11 @@ def test_equal_logs_do_not_part_whatever_the_order_of_a_batch():
     assert parted(log(STEP, STEP), log(STEP)) == "2 steps were simulated, and vLLM made 1"
 
 
-def served(late: int):
+def served(late: int, sent_late_s: float = 0.004):
     """Two requests: the first with three tokens, the second with one."""
     seen = Seen(
         due_s=np.array([10.0, 20.0]),
-        sent_s=np.array([10.1, 20.0]),
+        sent_s=np.array([10.0, 20.0]) + sent_late_s,
         first_s=np.array([10.6, 20.5]),
         last_s=np.array([11.0, 20.5]),
         tokens=np.array([3, 1]),
@@ -75,8 +75,8 @@ def test_what_clients_wait_longer_is_told_by_its_seconds(run):
     assert server.client["e2el"] == pytest.approx([1.0, 0.5])
     ours, _, client = server.means(simulated)["ttft"]
     parts = server.parts(simulated)
-    assert parts["client, late to send"] == pytest.approx(0.05)
-    assert parts["front end, to the engine"] == pytest.approx(0.15)
+    assert parts["client, late to send"] == pytest.approx(0.004)
+    assert parts["front end, to the engine"] == pytest.approx(0.196)
     assert parts["front end, back to the client"] == pytest.approx(0.1)
     assert sum(parts.values()) == pytest.approx(client - ours)
 
@@ -86,6 +86,7 @@ def test_no_error_is_printed_where_the_host_was_late(run):
     assert said["mean ttft, engine, client"].endswith("%") and "note" not in said
     said = dict(served(late=3).lines(run[1]))
     assert said["mean ttft, engine, client"].endswith("ms") and "host was late" in said["note"]
+    assert "note" in dict(served(late=0, sent_late_s=0.006).lines(run[1]))
     assert "1.5 % of them ended late (3), by 0.50 s" in said["server"]
 
 
