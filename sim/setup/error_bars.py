@@ -32,18 +32,7 @@ from twinserve.sim.setup.run import PLAIN, Report, run_policy
 
 _SIDES = {"slow": 1, "fast": -1}
 _OF_CLASS = (
-    "mean_ttft_ms",
-    "p50_ttft_ms",
-    "p90_ttft_ms",
-    "p99_ttft_ms",
-    "mean_tpot_ms",
-    "p50_tpot_ms",
-    "p90_tpot_ms",
-    "p99_tpot_ms",
-    "mean_e2el_ms",
-    "p50_e2el_ms",
-    "p90_e2el_ms",
-    "p99_e2el_ms",
+    *(f"{q}_{m}_ms" for m in ("ttft", "tpot", "e2el") for q in ("mean", "p50", "p90", "p99")),
     "normalized_latency_ms",
     "ttft_attainment",
     "tpot_attainment",
