@@ -41,7 +41,7 @@ from twinserve.profiles.forms.efficiency import family_error, find_efficiency
 from twinserve.profiles.forms.kernels import rank_model
 from twinserve.profiles.forms.pipeline import PipelineModel
 from twinserve.profiles.forms.roofline import Efficiency
-from twinserve.profiles.forms.scaled import ScaledModel, StepScale, check_factor
+from twinserve.profiles.forms.scaled import EagerModel, ScaledModel, StepScale, check_factor
 from twinserve.profiles.forms.table import TableModel
 from twinserve.profiles.gpus import gpu_for
 from twinserve.profiles.host import NO_HOST_TIME, HostTime
@@ -104,7 +104,8 @@ class Profile(BaseModel):
     fitted_requests   most requests at once in the measurements that its terms were fitted to
     num_gpu_blocks    KV blocks of `block_tokens` tokens that a scheduler may use
     num_gpu_blocks_range   between which a derived number is expected; None: not known
-    enforce_eager     the engine captures no CUDA graphs, as far as its KV memory goes
+    enforce_eager     the engine captures no CUDA graphs: more KV memory, and derived steps take as
+                      long as their launches
     pcie_bytes_per_s  achieved, all ranks together (each moves its own heads over its own link)
     step_scale        factors on the step times, where the profile is off on purpose (`scaled`)
     """
@@ -188,6 +189,9 @@ class Profile(BaseModel):
         """The step-time model, built anew. `max_num_seqs`: the batch limit in force where it is not
         the profile's; vLLM captures CUDA graphs up to twice that many tokens."""
         model = self._unscaled(max_num_seqs)
+        derived = isinstance(self.step_model, RooflineForm | OperatorForm)
+        if self.enforce_eager and derived and not self.splits_beyond_tp:
+            model = EagerModel(model, self.llm.layers)
         return model if self.step_scale is None else ScaledModel(model, self.step_scale)
 
     def _unscaled(self, max_num_seqs: int | None) -> StepTimeModel:

@@ -1,7 +1,8 @@
 """How wide a printed error must be, and what it held on sources that it had not seen.
 
 A bar is the size of the error, |log(ours / measured)|, that 90 % of measured points keep. A source
-counts as MOST_OF_SOURCE points at most: the next server is another source. Nearest first: the
+counts as MOST_OF_SOURCE points at most: the next server is another source. Suspect hosts count for
+no bar, but what bars hold of them is counted. Nearest first: the
 kind of model on the GPU family; its class there; its class on any GPU. A bar of one source, or of
 other kinds, is STRANGERS times as wide.
 """
@@ -55,7 +56,7 @@ def _kept(rows: pd.DataFrame) -> float:
 
 def bars(rows: pd.DataFrame) -> dict[tuple[str, str, str, str], tuple[float, int]]:
     """(form, step, kind, family) -> bar, of all rows scored as the form that they ran."""
-    good = with_groups(rows[(rows.why == "") & (rows.form == rows.ran)])
+    good = with_groups(rows[(rows.why == "") & (rows.form == rows.ran) & ~rows.suspect])
     found = {}
     for (ran, step), part in good.groupby(["ran", "step"]):
         for kind, of_class, family in _kinds(part):
@@ -76,7 +77,8 @@ def held_out(rows: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for (_, _, source), part in good.groupby(["form", "step", "source"]):
         one = part.iloc[0]
-        others = good[(good.form == one.form) & (good.step == one.step) & (good.source != source)]
+        same = (good.form == one.form) & (good.step == one.step)
+        others = good[same & (good.source != source) & ~good.suspect]
         for kind, of_class, family in _kinds(part):
             found = bar(others, kind, of_class, family)
             if found is not None:

@@ -48,6 +48,7 @@ def score(points: Iterable[Measured], forms: Sequence[StepTimes] = FORMS) -> pd.
             row = {"source": point.source, "what": point.what, "profile": point.profile}
             row |= {"isl": point.isl, "osl": point.osl, "concurrency": point.concurrency}
             row |= {"form": form, "measured_s": point.seconds, "why": point.why_not}
+            row |= {"suspect": point.suspect}
             try:
                 profile = _profile(point, form)
                 row |= {
@@ -83,6 +84,8 @@ def _profile(point: Measured, form: StepTimes) -> Profile:
         if is_known(version):  # its KV memory, too
             profile = with_server_flags(profile, engine_version=version)
         profile = profile.model_copy(update={"engine_version": version})
+    if point.eager:
+        profile = profile.model_copy(update={"enforce_eager": True})
     return with_fp8_kv(profile) if point.fp8_kv else profile
 
 

@@ -41,12 +41,15 @@ class Matrices:
 class Experts:
     """slower: times that the FLOPs take at the sustained rate; moved: how often a token passes the
     memory for each expert that it chooses (permuted, quantised, written, summed); inner: the same
-    of an expert's width; start_s: of a layer with prompts."""
+    of an expert's width; start_s: of a layer with prompts; read: share of the memory's rate, None:
+    as other weights of few bits. " whole": experts that lie whole on ranks; " padded": of the
+    releases of `PADDED_RELEASES`."""
 
     slower: float
     moved: float
     start_s: float = 0.0
     inner: float = 0.0
+    read: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ tensor-parallel rank, with the constants of `kernel_rates.py`. T tokens, P param
     prefill_attention    pairs' FLOPs / compute rate + a start and the moved heads
     allreduce  two a layer: start + ring bytes / bus rate, which grows with the message; and of
                data-parallel ranks, around experts, a gather of all tokens and a scatter
-    layers     of small kernels
+    layers     of small kernels, of which latent attention has more
     host       scheduler, input preparation, sampling
 
-The experts that a step chooses are those of Zipf draws, which leave out more than even ones. From
-vLLM 0.11 to 0.13 FP8 experts in blocks multiplied rows padded to 128 for each expert on Hopper,
-below eight ranks (`compute_aligned_M`; vLLM's issues 29346 and 39331). Layers of a step with
-prompts take at least PROMPT_LAYER_S. Experts that lie whole on ranks take as long as on the busiest
-one, of even draws. Data-parallel ranks are taken to have as many tokens each, and as
-many requests.
+The experts that a step chooses are those of Zipf draws, which leave out more than even ones, and
+load the busiest rank more. From vLLM 0.11 to 0.13 FP8 experts in blocks multiplied rows padded to
+128 for each expert on Hopper, below eight ranks (`compute_aligned_M`; vLLM's issues 29346 and
+39331). Layers of a step with prompts take at least PROMPT_LAYER_S. Experts that lie whole on ranks
+take as long as on the busiest one, of even draws. Data-parallel ranks are taken to have as many
+tokens each, and as many requests.
 """
 
 from __future__ import annotations
@@ -78,13 +78,23 @@ def largest_of_normals(count: int) -> float:
     return float(((x > 0) - below).sum() * (x[1] - x[0]))
 
 
-def busiest_tokens(tokens: float, experts: int, chosen: int, ranks: int) -> float:
+def busiest_tokens(
+    tokens: float, experts: int, chosen: int, ranks: int, uneven: float = 0.0
+) -> float:
     """(token, expert) pairs on the rank with most, of `tokens` that choose `chosen` of `experts`
-    each: their mean, and the largest of normal deviations that add up to none."""
+    each: their mean, and the largest of normal deviations that add up to none. uneven: `deviation`
+    of draws that are not even."""
     mean = tokens * chosen / ranks
-    spread = sqrt(mean * (experts - chosen) / max(experts - 1, 1))
+    spread = sqrt(mean * (experts - chosen) / max(experts - 1, 1) + (tokens * uneven) ** 2)
     most = tokens * min(chosen, -(-experts // ranks))
     return min(mean + largest_of_normals(ranks) * spread, most)
+
+
+def deviation(shares: np.ndarray, ranks: int) -> float:
+    """Standard deviation of what a token brings to a rank, with experts of these shares dealt to
+    ranks at random."""
+    experts, mine = len(shares), len(shares) / ranks
+    return sqrt(mine * (1.0 - 1.0 / ranks) * experts / max(experts - 1, 1) * float(np.var(shares)))
 
 
 PADDED_RELEASES = ((0, 11), (0, 14))  # from, to before
@@ -118,7 +128,6 @@ class KernelsModel(RooflineModel):
         self._dp = dp
         self._sharing = tp * dp if ep and tp * dp > 1 else 0
         rates = rates_of(gpu)
-        self._layer_s = llm.layers * efficiency.layer_s
         self._set_matrices(rates)
         self._set_experts(rates, release)
         self._set_prompts(rates)
@@ -156,13 +165,17 @@ class KernelsModel(RooflineModel):
         if not llm.experts:
             return
         name = format_of(llm, gpu, of_experts=True)
-        of = rates.experts.get(name) or rates.experts["16"]
+        first, last = PADDED_RELEASES
+        on_hopper = name == "fp8 blocks" and gpu.family == "hopper"
+        padded = on_hopper and self.tp < 8 and first <= release < last
+        kernel = name + (" padded" if padded else " whole" if self._sharing else "")
+        of = rates.experts.get(kernel) or rates.experts.get(name) or rates.experts["16"]
         memory = gpu.memory_bytes_per_s
         multiplies = _multiplied(llm) if name in ("fp8 blocks", "fp4") else "bf16"
         rate = gpu.flops_of(multiplies) * sustained(gpu, multiplies) / of.slower
         width = 1 if self._sharing else self.tp * self._dp
         parameters = llm.expert_layers * llm.mlp_parameters / width
-        share = rates.read["16" if llm.weights is None else "few"]
+        share = of.read or rates.read["16" if llm.weights is None else "few"]
         self._expert_read = parameters * llm.matrix_bytes[1] / (memory * share)
         self._expert_token = 2.0 * parameters / rate
         inner = of.inner * llm.intermediate / width
@@ -171,16 +184,15 @@ class KernelsModel(RooflineModel):
         self._expert_fixed = llm.expert_layers * rates.expert_layer_s
         self._expert_prompt = llm.expert_layers * max(of.start_s, rates.expert_layer_s)
         self._padded, self._padded_moved = 0, 0.0
-        first, last = PADDED_RELEASES
-        on_hopper = name == "fp8 blocks" and gpu.family == "hopper"
-        if on_hopper and self.tp < 8 and first <= release < last:
+        if padded:
             own = llm.experts / self._sharing if self._sharing else llm.experts  # of a rank
             self._padded = own * PADDED_ROWS
             row = 2.0 * (PADDED_MOVED * llm.hidden + inner) / (QUANTISING_SHARE * memory)
             self._padded_moved = llm.expert_layers * self._padded * row
+        self._drawn = zipf_shares(llm.experts, llm.experts_per_token)
         if self._sharing:
             self._busiest = busiest_experts(llm.experts, self._sharing).tolist()
-        self._drawn = zipf_shares(llm.experts, llm.experts_per_token)
+            self._uneven = deviation(self._drawn, self._sharing)
 
     def _set_prompts(self, rates: Rates) -> None:
         llm, gpu, tp = self.llm, self.gpu, self.tp
@@ -244,7 +256,8 @@ class KernelsModel(RooflineModel):
         chosen = float(np.sum(1.0 - (1.0 - self._drawn) ** tokens))
         pairs = tokens * llm.experts_per_token
         if self._sharing:
-            pairs = busiest_tokens(tokens, llm.experts, llm.experts_per_token, self._sharing)
+            each, ranks = llm.experts_per_token, self._sharing
+            pairs = busiest_tokens(tokens, llm.experts, each, ranks, self._uneven)
             below = min(int(chosen), llm.experts - 1)
             least, next_one = self._busiest[below], self._busiest[below + 1]
             chosen = least + (chosen - below) * (next_one - least)

@@ -11,7 +11,8 @@ per tensor-parallel rank:
     prefill_attention   max((query, key) pair FLOPs / compute rate, KV bytes / memory rate)
     elementwise  norms, rotary, activation: bytes moved per token / memory rate
     allreduce    two per layer: latency + ring bytes / link rate (NVLink, else PCIe)
-    layers       kernel start and tail time that no amount of work hides, per layer
+    layers       kernel start and tail time that no amount of work hides, per layer; latent
+                 attention has more kernels
     host         scheduler, input preparation, sampling: constant + per request
 
 `half` makes small token counts inefficient: at T = half a GEMM runs at half its large-T rate.
@@ -31,6 +32,12 @@ from pydantic.dataclasses import dataclass
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.ranks import check_ranks
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec
+
+# Kernels of a layer of a dense model (llama.py: two norms, four products, rotary, cache, attention
+# and its reduction, activation), and how many more there are with latent attention (deepseek_v2.py,
+# mla_attention.py: two norms, a product before and one after the attention, q's product, q's parts
+# joined).
+LAYER_KERNELS, LATENT_KERNELS = 11, 6
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -112,7 +119,9 @@ class RooflineModel(StepTimeModel):
         self._allreduce_token = 2.0 * llm.layers * ring * llm.hidden * size / link
         self._gather_row = ring / 2.0 * llm.vocab * size / link if head else 0.0
         self._row = self._gather_row + e.host_request_s
-        self._fixed = llm.layers * e.layer_s + self._allreduce_fixed + e.host_s
+        more = LATENT_KERNELS / LAYER_KERNELS if llm.latent is not None else 0.0
+        self._layer_s = llm.layers * e.layer_s * (1.0 + more)
+        self._fixed = self._layer_s + self._allreduce_fixed + e.host_s
 
     def step_seconds(self, work: StepComposition) -> float:
         """Seconds of one step. A step that computes no token costs the host's constant."""
@@ -190,7 +199,7 @@ class RooflineModel(StepTimeModel):
             "prefill_attention": prefill_attention,
             "elementwise": self._elementwise_token * tokens,
             "allreduce": self._allreduce(tokens),
-            "layers": self.llm.layers * self.efficiency.layer_s,
+            "layers": self._layer_s,
             "host": self.host_seconds(rows),
         }
 

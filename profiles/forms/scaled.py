@@ -19,9 +19,11 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.composition import AroundModel, StepComposition, StepTimeModel
 from twinserve.profiles.specs import STRICT, ProfileError
 
+# Launches of a layer: Qwen1.5-72B on eight L20 takes 39 ms a token (vLLM's issue 4852).
+EAGER_LAYER_S = 480e-6
 # of a factor; far beyond them no clock could tell steps apart, or count them
 LEAST, MOST = 1e-3, 1e3
 
@@ -125,3 +127,19 @@ class ScaledModel(StepTimeModel):
         """Of decodes alone; a number or an array, in the same order of operations."""
         extra = (self.scale.host - 1.0) * host + (self.scale.decode - 1.0) * (whole - host)
         return (whole + extra) * self.scale.step
+
+
+class EagerModel(AroundModel):
+    """A model's steps without CUDA graphs (`--enforce-eager`): no shorter than the launches of
+    their kernels."""
+
+    def __init__(self, model: StepTimeModel, layers: int) -> None:
+        super().__init__(model)
+        self.launches_s = layers * EAGER_LAYER_S
+
+    def step_seconds(self, work: StepComposition) -> float:
+        return max(self.model.step_seconds(work), self.launches_s)
+
+    def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
+        found = self.model.decode_run_seconds(n, context, context_max, steps)
+        return np.maximum(found, self.launches_s)

@@ -32,6 +32,7 @@ LABELS = {
     "a10": "NVIDIA-A10",
     "a10g": "NVIDIA-A10G",
     "a40": "NVIDIA-A40",
+    "a6000": "NVIDIA-RTX-A6000",
     "t4": "Tesla-T4",
     "b200": "NVIDIA-B200",
 }

@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
+from twinserve.profiles.forms.efficiency import FAMILIES
 from twinserve.profiles.forms.kernel_rates import RATES, rates_of
-from twinserve.profiles.forms.kernels import PADDED_ROWS, KernelsModel, zipf_shares
-from twinserve.profiles.forms.roofline import RooflineModel
+from twinserve.profiles.forms.kernels import (
+    PADDED_ROWS,
+    KernelsModel,
+    busiest_tokens,
+    deviation,
+    zipf_shares,
+)
+from twinserve.profiles.forms.roofline import LATENT_KERNELS, LAYER_KERNELS, RooflineModel
+from twinserve.profiles.forms.scaled import EAGER_LAYER_S
 from twinserve.profiles.gpus import GPUS
 from twinserve.profiles.profile import derive_profile, load_profile
 
@@ -91,6 +99,49 @@ def test_padded_rows_take_as_long_for_few_requests_as_for_many(tp):
     assert peak / 2 < more < 4 * peak
     assert padded.step_seconds(many) < 1.25 * padded.step_seconds(few)
     assert later.step_seconds(many) > 1.5 * later.step_seconds(few)
+
+
+def test_padding_is_of_a_rank_s_own_experts():
+    """Whole on two ranks or split over two: as many padded values."""
+    split, whole = (
+        load_profile(f"minimax-m2.5-fp8@h200:tp2{ep}").model_copy(
+            update={"engine_version": "0.12.0"}
+        )
+        for ep in ("", ":ep")
+    )
+    seconds = [one.model().step_seconds(decode_work(4, 1000)) for one in (split, whole)]
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.1)
+
+
+def test_experts_of_few_bits_are_split_where_vllm_does():
+    assert load_profile("minimax-m2.5-fp8@h200:tp8:ep").model().step_seconds(decode_work(4, 1000))
+
+
+def test_the_busiest_rank_of_skewed_draws_has_more_than_of_even_ones():
+    shares = zipf_shares(256, 8)
+    dealt = np.random.default_rng(0).permuted(np.tile(shares, (400, 1)), axis=1)
+    drawn = dealt.reshape(400, 8, 32).sum(axis=2).max(axis=1).mean()
+    even = busiest_tokens(8192, 256, 8, 8)
+    uneven = busiest_tokens(8192, 256, 8, 8, deviation(shares, 8))
+    assert even < uneven == pytest.approx(8192 * drawn, rel=0.12)
+
+
+def test_latent_attention_has_more_kernels_a_layer():
+    profile = load_profile("kimi-k2.5@h200:tp8")
+    layers = profile.model().terms(decode_work(4, 500))["layers"]
+    more = 1 + LATENT_KERNELS / LAYER_KERNELS
+    assert layers == pytest.approx(more * profile.llm.layers * FAMILIES["hopper"].layer_s)
+
+
+def test_eager_steps_take_as_long_as_their_launches():
+    profile = load_profile("llama-3.1-8b@h100")
+    eager = profile.model_copy(update={"enforce_eager": True}).model()
+    launches = 32 * EAGER_LAYER_S
+    assert eager.step_seconds(decode_work(1, 50)) == launches
+    assert eager.decode_run_seconds(1, 50, 50, 3).tolist() == [launches] * 3
+    long = prefill_work(8192)
+    assert eager.step_seconds(long) == profile.model().step_seconds(long) > launches
+    assert eager.host_seconds(4) == profile.model().host_seconds(4)
 
 
 def test_norms_over_all_heads_make_four_all_reduces_a_layer():
