@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinserve.backends.acceptance import Acceptance
+from twinserve.backends.acceptance import Acceptance, RecordedAcceptance
 from twinserve.backends.base import Executed
-from twinserve.backends.recorded_acceptance import RecordedAcceptance
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.drafting import Drafting
 from twinserve.policies.plan import StepOutcome, StepPlan, Verified

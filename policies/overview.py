@@ -1,4 +1,5 @@
-"""What each policy is, where its rules are from, and what is known of how true it is to them.
+"""What each policy is, where its rules are from, and what is known of how true it is to them
+(`known.csv`).
 
 identical  steps side by side with the system's own code, decision for decision
 published  built from the paper; its system's code was not at hand, or differs
@@ -10,38 +11,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from twinserve.formats import shipped_rows
 from twinserve.policies.registry import policy_class, policy_names
 
-_BROS = ("Wan et al., BROS, Algorithm 1", "published", "bros.md")
-_ECHO = ("Echo (paper), its ladder of variants", "published", "echo.md")
-_JUSTITIA = ("Justitia (paper) and what it compares with", "published", "justitia.md")
 # name -> source, accuracy, page of the docs
 KNOWN: dict[str, tuple[str, str, str]] = {
-    "vllm": ("vLLM, v1/core/sched/scheduler.py", "identical", "policies.md#vllm"),
-    "vllm-v0": ("vLLM 0.6, vllm/core/scheduler.py", "published", "policies.md#vllm-v0"),
-    "bros": _BROS,
-    "bros-exact": ("a bound on BROS's small iterations", "ours", "policies.md#bounds"),
-    "round-robin": ("BROS, Sec. VII-A: BROS-RR", "published", "policies.md#round-robin"),
-    "preemptive-wait": ("BROS, Sec. II-B and Fig. 2", "published", "policies.md#preemptive-wait"),
-    "sarathi": (
-        "Agrawal et al., Sarathi-Serve (OSDI 2024), Alg. 3",
-        "published",
-        "policies.md#sarathi",
-    ),
-    "tgi": ("text-generation-inference 2.x, the router", "published", "policies.md#tgi"),
-    "mlfq": ("Wu et al., FastServe (arXiv 2305.05920)", "published", "policies.md#mlfq"),
-    "conserve": ("Qiao et al., ConServe (2024)", "published", "policies.md#conserve"),
-    "layerkv": ("LayerKV (paper)", "published", "layerkv.md"),
-    "echo": _ECHO,
-    "echo-bs-e-s": _ECHO,
-    "echo-bs-e": _ECHO,
-    "echo-bs": _ECHO,
-    "justitia": _JUSTITIA,
-    "srjf": _JUSTITIA,
-    "vllm-sjf": _JUSTITIA,
-    "parrot": _JUSTITIA,
-    "vtc": _JUSTITIA,
-    "kv-share": _JUSTITIA,
+    row["name"]: (row["source"], row["accuracy"], row["page"])
+    for row in shipped_rows(__package__, "known.csv")
 }
 
 

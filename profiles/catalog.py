@@ -13,6 +13,7 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+from twinserve.formats import shipped_json
 from twinserve.profiles.gpu_labels import gpu_of_label
 from twinserve.profiles.gpus import ALIASES, GPUS
 from twinserve.profiles.models.config import (
@@ -25,11 +26,10 @@ from twinserve.profiles.models.config import (
 from twinserve.profiles.models.hub_ids import catalogue_name
 from twinserve.profiles.models.quantization import FORMATS, quantized
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
-from twinserve.profiles.tables import document
 
 MODELS: dict[str, ModelSpec] = {
     name: read_config(config, name)
-    for name, config in document("twinserve.profiles.models", "models.json").items()
+    for name, config in shipped_json("twinserve.profiles.models", "models.json").items()
 }
 
 

@@ -29,13 +29,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from twinserve.formats import shipped_json
 from twinserve.profiles.catalog import MODELS
 from twinserve.profiles.forms.efficiency import BORROWED
 from twinserve.profiles.measured.model import MeasuredModel
 from twinserve.profiles.names import EVIDENCE_FILE, ProfileName
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.specs import ModelSpec
-from twinserve.profiles.tables import document
 
 # (form, decode or prefill, kind, GPU family): (relative error, points)
 SERVER_ERRORS: dict[tuple[str, str, str, str], tuple[float, int]] = {
@@ -169,7 +169,7 @@ def kind_of_model(llm: ModelSpec) -> str:
 @cache
 def marks() -> tuple[Mark, ...]:
     """All of evidence.json."""
-    found = document("twinserve.profiles.data", EVIDENCE_FILE)
+    found = shipped_json("twinserve.profiles.data", EVIDENCE_FILE)
     return tuple(Mark(**mark) for mark in found["marks"])
 
 

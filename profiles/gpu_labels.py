@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 
-from twinserve.profiles.tables import rows
+from twinserve.formats import shipped_rows
 
-_ROWS = rows(__package__, "gpu_labels.csv")
+_ROWS = shipped_rows(__package__, "gpu_labels.csv")
 _CARDS = [(row["pattern"], row["gpu"]) for row in _ROWS if row["kind"] == "card"]
 _MAKERS = re.compile(r"^(?:nvidia|tesla|amd|instinct|radeon|gpu \d+:|-|\s)+", re.IGNORECASE)
 # GKE calls the A100 of 40 GB so; the name by itself means the one of 80 GB here.

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from twinserve.formats import number_or_none, shipped_rows
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
-from twinserve.profiles.tables import number, rows
 
 GIB = 2**30
 
-_ROWS = {row["name"]: row for row in rows(__package__, "gpus.csv")}
+_ROWS = {row["name"]: row for row in shipped_rows(__package__, "gpus.csv")}
 GPUS: dict[str, GpuSpec] = {
     name: GpuSpec(
         name,
@@ -25,7 +25,7 @@ GPUS: dict[str, GpuSpec] = {
         float(row["memory_bytes_per_s"]),
         float(row["memory_gib"]) * GIB,
         float(row["pcie_bytes_per_s"]),
-        number(row["nvlink_bytes_per_s"]),
+        number_or_none(row["nvlink_bytes_per_s"]),
     )
     for name, row in _ROWS.items()
 }
@@ -52,7 +52,7 @@ class FewBits:
 FEW_BITS: dict[str, FewBits] = {
     name: FewBits(
         int(row["capability"]) if row["capability"] else None,
-        *(number(row[f"{bits}_flops"]) for bits in ("fp8", "int8", "fp4")),
+        *(number_or_none(row[f"{bits}_flops"]) for bits in ("fp8", "int8", "fp4")),
     )
     for name, row in _ROWS.items()
 }

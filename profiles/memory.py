@@ -28,8 +28,8 @@ from twinserve.profiles.kv_memory.releases import (
 from twinserve.profiles.kv_memory.start_log import StartLog, read_start_log
 from twinserve.profiles.operators.model import OperatorForm
 from twinserve.profiles.profile import Profile, RooflineForm
+from twinserve.profiles.ranks import layers_of_stages
 from twinserve.profiles.specs import ModelSpec, ProfileError
-from twinserve.profiles.stages import layers_of_stages
 
 # What the notes of profiles say whose operators can be asked for once more, of other KV.
 TABLES = "composed from the tables of aiconfigurator-core"

@@ -15,7 +15,7 @@ from twinserve.profiles.catalog import MODELS
 from twinserve.profiles.evidence import kind_of_model, marks
 from twinserve.profiles.forms.efficiency import BORROWED
 from twinserve.profiles.gpus import FEW_BITS, GPUS, SYSTEMS, gpu_source
-from twinserve.profiles.models.published import PUBLISHED, SEEN
+from twinserve.profiles.models.hub_ids import PUBLISHED, SEEN
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.operators.shipped import AIC, LAYERS
 

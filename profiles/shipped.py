@@ -15,14 +15,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from twinserve.formats import shipped_rows
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import Profile, derive_profile, save_profile
-from twinserve.profiles.tables import rows
 
 Key = tuple[str, str, int]
 "Model, GPU, tensor-parallel ranks."
 ROWS: dict[Key, dict[str, str]] = {
-    (row["model"], row["gpu"], int(row["tp"])): row for row in rows(__package__, "shipped.csv")
+    (row["model"], row["gpu"], int(row["tp"])): row
+    for row in shipped_rows(__package__, "shipped.csv")
 }
 SHIPPED = [key for key, row in ROWS.items() if row["roofline"]]
 # Entries whose file holds operator tables instead.

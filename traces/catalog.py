@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import resources
 
+from twinserve.formats import shipped_rows
 from twinserve.traces.apps import generate as apps
 from twinserve.traces.generators import in_a_line, longdoc, synth
 from twinserve.traces.workload import WorkloadError
@@ -35,7 +34,6 @@ class TraceInfo:
 
 def _recorded() -> tuple[TraceInfo, ...]:
     """Those of `data/recorded.csv`, a row each."""
-    text = resources.files("twinserve.traces.data").joinpath("recorded.csv").read_text("utf-8")
     return tuple(
         TraceInfo(
             **row
@@ -45,7 +43,7 @@ def _recorded() -> tuple[TraceInfo, ...]:
                 "replica": row["replica"] == "yes",
             }
         )
-        for row in csv.DictReader(text.splitlines())
+        for row in shipped_rows("twinserve.traces.data", "recorded.csv")
     )
 
 

@@ -19,16 +19,8 @@ from twinserve.traces.workload import (
 )
 
 ROW_COLUMNS = (
-    "arrival_s",
-    "prompt_tokens",
-    "output_tokens",
-    "service_class",
-    "priority",
-    "slo_ttft_s",
-    "slo_tpot_s",
-    "group",
-    "stage",
-    "delay_s",
+    *("arrival_s", "prompt_tokens", "output_tokens", "service_class", "priority", "slo_ttft_s"),
+    *("slo_tpot_s", "group", "stage", "delay_s"),
 )
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from decimal import Decimal
@@ -19,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twinserve.formats import made_folder
+from twinserve.formats import whole_file
 from twinserve.traces import prefix as blocks
 from twinserve.traces.readers import sidecar
 from twinserve.traces.readers.columns import check_workload
@@ -48,17 +46,8 @@ def write_together(files: Sequence[tuple[str | Path, bytes]]) -> None:
     path = Path()
     try:
         with ExitStack() as stack:
-            written: list[tuple[str, Path]] = []
-            for path, data in ((Path(file), data) for file, data in files):
-                stack.enter_context(made_folder(path.parent))
-                handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-                stack.callback(Path(temporary).unlink, missing_ok=True)
-                written.append((temporary, path))
-                with os.fdopen(handle, "wb") as out:
-                    out.write(data)
-                os.chmod(temporary, 0o644)
-            for temporary, path in written:
-                os.replace(temporary, path)
+            for path, data in reversed([(Path(file), data) for file, data in files]):
+                stack.enter_context(whole_file(path)).write_bytes(data)
     except OSError as e:
         raise WorkloadError(
             f"{path}: cannot be written ({e.strerror}): check the folder and the free space"

@@ -13,181 +13,41 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm, known_to_work
+from twinserve.formats import shipped_rows
 
 
 @dataclass(frozen=True)
 class Need:
-    """A name of vLLM's.
-
-    where       its module, and a colon before what is in it; "A|B": one of these is enough
-    parameters  a function or method takes them by name (a class: its constructor); an argument
-                that takes any name will do
-    holds       attributes of a class, members of an enumeration, or fields of a dataclass
-    """
+    """A name of vLLM's: a row of `needs.csv`, which says what its columns mean."""
 
     where: str
     parameters: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
 
 
-_SCHED = "vllm.v1.core.sched"
-_KV = "vllm.distributed.kv_transfer.kv_connector.v1.base"
-_STEERING = (
-    Need(f"{_SCHED}.request_queue:SchedulingPolicy", holds=("FCFS",)),
-    Need(f"{_SCHED}.request_queue:create_request_queue", ("policy",)),
-    Need(f"{_SCHED}.scheduler:Scheduler.schedule"),
-    Need(f"{_SCHED}.scheduler:Scheduler.add_request", ("request",)),
-    Need(
-        f"{_SCHED}.scheduler:Scheduler.update_from_output",
-        ("scheduler_output", "model_runner_output"),
-    ),
-    Need(f"{_SCHED}.scheduler:Scheduler.finish_requests", ("request_ids", "finished_status")),
-    Need(f"{_SCHED}.scheduler:Scheduler._preempt_request", ("request", "timestamp")),
-    # the hook at which a chunk is cut to its grant
-    Need(f"{_SCHED}.scheduler:Scheduler._mamba_block_aligned_split", ("request", "num_new_tokens")),
-    Need("vllm.v1.core.kv_cache_manager:KVCacheBlocks", holds=("blocks",)),
-    Need("vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks", ("request",)),
-    Need("vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids", ("request_id",)),
-    Need("vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots", ("num_new_tokens",)),
-    Need("vllm.v1.core.block_pool:BlockPool.get_num_free_blocks"),
-    Need("vllm.v1.core.block_pool:BlockPool.free_blocks", ("ordered_blocks",)),
-    Need("vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block", ("block",)),
-    Need("vllm.v1.request:RequestStatus", holds=("WAITING", "RUNNING", "PREEMPTED")),
-)
-_ENGINE = (
-    *_STEERING,
-    Need("vllm.config:KVTransferConfig"),
-    Need(
-        "vllm.engine.arg_utils:EngineArgs",
-        holds=(
-            "model",
-            "load_format",
-            "skip_tokenizer_init",
-            "generation_config",
-            "dtype",
-            "enforce_eager",
-            "disable_log_stats",
-            "async_scheduling",
-            "scheduler_cls",
-            "block_size",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-            "enable_prefix_caching",
-            "enable_chunked_prefill",
-            "num_gpu_blocks_override",
-            "kv_transfer_config",
-        ),
-    ),  # fmt: skip
-    Need("vllm.engine.arg_utils:EngineArgs.create_engine_config"),
-    Need(
-        "vllm.v1.engine.llm_engine:LLMEngine.from_vllm_config", ("vllm_config", "disable_log_stats")
-    ),
-    Need("vllm.v1.engine.llm_engine:LLMEngine.reset_prefix_cache"),
-    Need(
-        "vllm:SamplingParams", ("max_tokens", "temperature", "ignore_eos", "logprobs", "detokenize")
-    ),
-    Need(
-        "vllm.v1.engine:EngineCoreRequest",
-        (
-            "request_id",
-            "prompt_token_ids",
-            "mm_features",
-            "sampling_params",
-            "pooling_params",
-            "arrival_time",
-            "lora_request",
-            "cache_salt",
-            "data_parallel_rank",
-        ),
-    ),  # fmt: skip
-    Need("vllm.distributed:cleanup_dist_env_and_memory"),
-)
-_SWAP = (
-    Need("vllm.config:get_layers_from_vllm_config"),
-    Need(
-        f"{_KV}:KVConnectorBase_V1",
-        ("vllm_config", "role", "kv_cache_config"),
-        (
-            "get_num_new_matched_tokens",
-            "update_state_after_alloc",
-            "build_connector_meta",
-            "update_connector_output",
-            "request_finished",
-            "register_kv_caches",
-            "handle_preemptions",
-            "build_connector_worker_meta",
-            "reset_cache",
-        ),
-    ),  # fmt: skip
-    Need(f"{_KV}:KVConnectorBase_V1.handle_preemptions", ("kv_connector_metadata",)),
-    Need(f"{_KV}:KVConnectorMetadata"),
-    Need(f"{_KV}:KVConnectorRole", holds=("SCHEDULER",)),
-    Need(f"{_KV}:KVConnectorWorkerMetadata", holds=("aggregate",)),
-    Need("vllm.model_executor.layers.attention_layer_base:AttentionLayerBase"),
-    Need("vllm.v1.kv_cache_interface:FullAttentionSpec"),
-)
-_DRAFTS = (
-    # not the proposer itself: to look at it loads numba, which a worker must not meet (engine.py)
-    Need("vllm.engine.arg_utils:EngineArgs", holds=("speculative_config",)),
-    Need(
-        f"{_SCHED}.scheduler:Scheduler.make_spec_decoding_stats",
-        ("num_accepted_tokens", "request_id"),
-    ),
-)
-_SERVING = (
-    *_STEERING,
-    Need(f"{_SCHED}.async_scheduler:AsyncScheduler"),
-    Need(f"{_SCHED}.interface:PauseState", holds=("UNPAUSED", "PAUSED_NEW", "PAUSED_ALL")),
-    Need(
-        f"{_SCHED}.scheduler:Scheduler._handle_blocked_waiting_request|"
-        f"{_SCHED}.scheduler:Scheduler._try_promote_blocked_waiting_request",
-        ("request",),
-    ),
-    Need(f"{_SCHED}.scheduler:Scheduler.reset_prefix_cache"),
-    Need(f"{_SCHED}.scheduler:Scheduler.shutdown"),
-    Need("vllm.v1.engine:EngineCoreOutput", ("request_id", "new_token_ids", "finish_reason")),
-    Need("vllm.v1.engine:EngineCoreOutputs", holds=("outputs",)),
-    Need("vllm.v1.request:Request.get_finished_reason"),
-    Need("vllm.v1.request:RequestStatus", holds=("FINISHED_ERROR",)),
-)
-_EMULATING = (
-    Need("vllm.v1.executor.uniproc_executor:UniProcExecutor._init_executor"),
-    Need("vllm.v1.worker.worker_base:WorkerBase", holds=("execute_model", "sample_tokens")),
-    Need(
-        "vllm.v1.kv_cache_interface:FullAttentionSpec",
-        ("block_size", "num_kv_heads", "head_size", "dtype"),
-    ),
-    Need("vllm.v1.outputs:AsyncModelRunnerOutput", holds=("get_output",)),
-    Need("vllm.v1.outputs:ModelRunnerOutput", ("req_ids", "req_id_to_index", "sampled_token_ids")),
-    Need(f"{_SCHED}.output:SchedulerOutput", holds=("num_scheduled_tokens", "finished_req_ids")),
-    Need(
-        f"{_SCHED}.output:CachedRequestData",
-        holds=("req_ids", "num_computed_tokens", "num_output_tokens"),
-    ),
-)
-_PHYSICAL = (
-    *_ENGINE,
-    *_SWAP,
-    Need("vllm.v1.attention.backend:AttentionBackend"),
-    Need("vllm.v1.attention.backends.registry:AttentionBackendEnum", holds=("CUSTOM",)),
-    Need("vllm.v1.attention.backends.registry:register_backend"),
-    Need("vllm.v1.attention.selector:_cached_get_attn_backend"),
-    Need("vllm.model_executor.models.utils:extract_layer_index", ("layer_name",)),
-)
+def _part(name: str) -> tuple[Need, ...]:
+    return tuple(
+        Need(row["where"], tuple(row["parameters"].split()), tuple(row["holds"].split()))
+        for row in shipped_rows(__package__, "needs.csv")
+        if row["part"] == name
+    )
+
+
 # of a Scheduler that has been made; steering reads and sets them
 _STATE = (
     "running", "waiting", "requests", "kv_cache_manager", "block_size", "connector", "policy",
     "need_mamba_block_aligned_split", "max_num_scheduled_tokens", "max_model_len",
 )  # fmt: skip
 # what the twin is used for -> what that needs
+_ENGINE, _SWAP = (*_part("steering"), *_part("engine")), _part("swap")
 NEEDS = {
     "engine": _ENGINE,  # an engine in this process: live runs, locked replay, calibration
     "swapping": _SWAP,  # requests whose KV goes to the host and back
-    "drafts": _DRAFTS,  # n-gram drafts of an engine in this process
-    "physical": _PHYSICAL,  # an engine that keeps KV where the ledger says
-    "serving": _SERVING,  # a policy under vllm serve
-    "emulating": _EMULATING,  # a worker whose forward pass only waits
+    "drafts": _part("drafts"),  # n-gram drafts of an engine in this process
+    # an engine that keeps KV where the ledger says
+    "physical": (*_ENGINE, *_SWAP, *_part("physical")),
+    "serving": (*_part("steering"), *_part("serving")),  # a policy under vllm serve
+    "emulating": _part("emulating"),  # a worker whose forward pass only waits
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from importlib import import_module
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -12,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from docs.reference.markdown import cell, code, docstring, table
-from twinserve.formats import Format
+from twinserve.formats import Format, shipped_rows
 from twinserve.profiles.profile import Profile
 from twinserve.sim.results import schemas
 from twinserve.sim.setup.failures import FaultSettings
@@ -63,8 +62,8 @@ formats of traces and measurements, [metrics](../metrics.md) what stands in `sum
 def page() -> str:
     """The whole page, in Markdown."""
     parts = [_HEAD, "## Versions", _versions(), "## Tables of a result folder", _of_tables()]
-    for name, schema in (schemas.TABLES | schemas.OPTIONAL_TABLES).items():
-        parts += [f"### {name}.parquet", _columns(schema)]
+    for name in schemas.TABLES | schemas.OPTIONAL_TABLES:
+        parts += [f"### {name}.parquet", _columns(name)]
     parts.append("## Fields of documents")
     for title, said, model in DOCUMENTS:
         parts += [f"### {title}", *filter(None, [said, docstring(inspect.getdoc(model) or "")])]
@@ -94,19 +93,13 @@ def _of_tables() -> str:
     )
 
 
-def _columns(schema: dict[str, Any]) -> str:
-    """With what the code says beside each."""
-    beside = _comments(schema)
-    rows = [(code(name), str(kind), cell(beside.get(name, ""))) for name, kind in schema.items()]
+def _columns(name: str) -> str:
+    rows = [
+        (code(row["column"]), row["type"], cell(row["meaning"]))
+        for row in shipped_rows("twinserve.sim.results", "columns.csv")
+        if row["table"] == name
+    ]
     return table(("column", "type", "what it is"), rows)
-
-
-def _comments(schema: dict[str, Any]) -> dict[str, str]:
-    (name,) = [name for name, value in vars(schemas).items() if value is schema]
-    source = inspect.getsource(schemas)
-    body = re.search(rf"^{name} = \{{(.*?)\}}$", source, re.M | re.S)
-    assert body is not None
-    return dict(re.findall(r'"(\w+)": "\w+",[ \t]*# (.*)', body[1]))
 
 
 def _fields(model: type[BaseModel]) -> str:

@@ -20,9 +20,8 @@ from typing import Any
 import pandas as pd
 
 from twinserve.sim.cli.progress import RunProgress
-from twinserve.sim.sweep.digests import sources_digest, traces_digest
 from twinserve.sim.sweep.executors import completed, local
-from twinserve.sim.sweep.points import Kept, Store
+from twinserve.sim.sweep.points import Kept, Store, sources_digest, traces_digest
 
 Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 

@@ -32,7 +32,7 @@ from twinserve.experiments.study.verdict import MEANING, Claim, summary
 from twinserve.formats import Format, same
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.sweep.digests import sources_digest
+from twinserve.sim.sweep.points import sources_digest
 from twinserve.sim.sweep.statistics import shown
 from twinserve.traces.write import write_atomically
 

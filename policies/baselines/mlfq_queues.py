@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from twinserve.policies.parts.columns import room_for
+from twinserve.policies.parts.queues import room_for
 from twinserve.policies.requests import FIRST_ROWS
 
 _NOWHERE = -1  # in place of a queue

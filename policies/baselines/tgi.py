@@ -31,7 +31,7 @@ from pydantic import Field
 
 from twinserve.policies.base import Options, Policy, SystemView, Traits
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.parts.columns import room_for
+from twinserve.policies.parts.queues import room_for
 from twinserve.policies.parts.runs import further_decodes
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import FIRST_ROWS, RequestTable

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twinserve.policies.justitia.presence import Presence
+from twinserve.policies.justitia.demand import Presence
 from twinserve.policies.justitia.queues import RankedQueue
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy
 from twinserve.policies.requests import Application, RequestTable

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 from pydantic import Field
 
-from twinserve.policies.justitia.presence import Presence
+from twinserve.policies.justitia.demand import Presence
 from twinserve.policies.justitia.queues import OwnersQueue
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.queue_policy import QueueOptions, QueuePolicy

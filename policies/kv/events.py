@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from twinserve.policies.kv.zeros import zeros_by_page
+from twinserve.policies.kv.free import zeros_by_page
 
 
 class KvListener(Protocol):

@@ -13,8 +13,8 @@ import numpy as np
 
 from twinserve.policies.base import RequestPredictor, Truth
 from twinserve.policies.errors import PolicyError
-from twinserve.policies.parts.columns import room_for
 from twinserve.policies.parts.predictors import ORACLE
+from twinserve.policies.parts.queues import room_for
 from twinserve.policies.requests import FIRST_ROWS, RequestTable
 
 _ENOUGH = 8  # outputs, before anything is concluded from them

@@ -5,7 +5,18 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
+import numpy as np
+
 from twinserve.policies.requests import RequestTable
+
+
+def room_for(column: np.ndarray, row: int) -> np.ndarray:
+    """`column`, or a longer one that begins with it and has a place for `row`; new places hold
+    0."""
+    if row < len(column):
+        return column
+    size = max(row + 1, 2 * len(column))
+    return np.concatenate([column, np.zeros(size - len(column), column.dtype)])
 
 
 class FcfsQueue:

@@ -14,11 +14,11 @@ residuals):
 
 from __future__ import annotations
 
+from twinserve.formats import shipped_rows
 from twinserve.profiles.forms.roofline import Efficiency
 from twinserve.profiles.specs import GpuSpec, ProfileError
-from twinserve.profiles.tables import rows
 
-_ROWS = {row.pop("family"): row for row in rows(__package__, "efficiency.csv")}
+_ROWS = {row.pop("family"): row for row in shipped_rows(__package__, "efficiency.csv")}
 # Mean absolute relative error on the measured decode steps of the fit (11, 4 and 2 of them).
 FAMILY_FIT_ERROR = {
     family: float(row["error"])

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from twinserve.formats import shipped_json
 from twinserve.profiles.specs import GpuSpec, ModelSpec
-from twinserve.profiles.tables import document
 
 NEAREST = {
     "hopper-capped": "hopper",
@@ -92,7 +92,9 @@ def _rates(matrices: dict, experts: dict, attention: dict, bus: dict, **more: An
     )
 
 
-RATES = {family: _rates(**of) for family, of in document(__package__, "kernel_rates.json").items()}
+RATES = {
+    family: _rates(**of) for family, of in shipped_json(__package__, "kernel_rates.json").items()
+}
 
 
 def rates_of(gpu: GpuSpec) -> Rates:

@@ -19,9 +19,8 @@ import numpy as np
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.forms.kernels import rank_model
 from twinserve.profiles.forms.roofline import Efficiency, pcie_sharing
-from twinserve.profiles.ranks import check_stages
+from twinserve.profiles.ranks import check_stages, stage_models
 from twinserve.profiles.specs import GpuSpec, ModelSpec
-from twinserve.profiles.stages import stage_models
 
 
 class PipelineModel(StepTimeModel):

@@ -60,7 +60,7 @@ def check_factor(part: str, factor: float) -> None:
         )
 
 
-class ScaledModel(StepTimeModel):
+class ScaledModel(AroundModel):
     """`model` with parts of its steps multiplied by `scale`. Runs of decodes are
     the single steps bit for bit wherever those of `model` are, and with factors of 1 all times are
     those of `model`.
@@ -73,21 +73,9 @@ class ScaledModel(StepTimeModel):
             raise ProfileError(
                 f"{type(model).__name__} does not know its host time; scale step, prefill or decode"
             )
-        self.model, self.scale = model, scale
+        super().__init__(model)
+        self.scale = scale
         self._host = model.host_seconds
-
-    @property
-    def watches_churn(self) -> bool:
-        """What churn costs is scaled with the step it is part of."""
-        return self.model.watches_churn
-
-    @property
-    def knows_host(self) -> bool:
-        return self.model.knows_host
-
-    @property
-    def knows_drafts(self) -> bool:
-        return self.model.knows_drafts
 
     def host_seconds(self, requests: int) -> float:
         return self._host(requests) * self.scale.host * self.scale.step

@@ -23,9 +23,8 @@ from twinserve.profiles.kv_memory.releases import (
     sampler_bytes,
     uses_v2_runner,
 )
-from twinserve.profiles.ranks import check_ranks, check_stages, local_experts
+from twinserve.profiles.ranks import check_ranks, check_stages, local_experts, stage_models
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError, WeightFormat
-from twinserve.profiles.stages import stage_models
 
 MIB = 2**20
 VOCABULARY_UNIT = 64  # DEFAULT_VOCAB_PADDING_SIZE of layers/vocab_parallel_embedding.py

@@ -2,16 +2,59 @@
 for instructions, of another date, or with quantised weights.
 
 An id is understood if, without such words, it is that of a catalogue model. What was trained on
-from one keeps its sizes; where the id does not show which, `_TUNED` says so (the model cards).
+from one keeps its sizes; where the id does not show which, `tuned.csv` says so (the model cards).
+
+Where the catalogue's models are published, where their config.json was seen, and how many
+parameters are said there.
+
+The counts check ours (tests/profiles/test_catalogue.py), and so does each config.json that
+aiconfigurator-core ships. Where a card gives a round number, it is kept as round as it is there.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 
-from twinserve.profiles.models.published import PUBLISHED
+from twinserve.formats import shipped_rows
 from twinserve.profiles.models.quantization import FORMATS
+
+
+@dataclass(frozen=True)
+class Published:
+    """hub: the id on Hugging Face whose config.json it is; billions: of parameters, as said in
+    `source`. seen: where the fields of its config.json were read; shipped: the id under which
+    aiconfigurator-core has that file."""
+
+    hub: str
+    billions: str
+    source: str
+    seen: str
+    shipped: str
+
+
+# What `seen` means. Fields that a list leaves out are what the configuration classes of
+# transformers 5.19 have for the family. The parameter counts bear out widths, biases and tables.
+SEEN = {
+    "package": "aiconfigurator-core 0.12.0, model_configs",
+    "litgpt": "litgpt 0.5.13, litgpt/config.py",
+    "mlc": "github.com/mlc-ai/mlc-llm, python/mlc_llm/model/model_preset.py",
+    "thunder": "github.com/kevinstephano/thunder_model_blocks, mistral/mistral_config.py",
+    "paper": "sizes in the paper or model card, the rest from transformers' class of the family",
+    "quoted": "the hub's config.json as tests in public source code quote it",
+    "class": "transformers 5.19: the defaults of the configuration class, which name the model",
+    "card": "sizes in the model card, the rest as the hub's config.json of the family",
+    "slime": "github.com/THUDM/slime, scripts/models",
+    "easydel": "EasyDeL 0.0.8, modules/opt: the hub's config.json",
+}
+
+
+PUBLISHED = {
+    row.pop("name"): Published(**row) for row in shipped_rows(__package__, "published.csv")
+}
+"By the catalogue's name."
+
 
 # Words of an id that change no size.
 _SAME = re.compile(
@@ -41,32 +84,9 @@ _NATIVE = {
     "kimi-k2.5-nvfp4": "nvfp4",
     "kimi-k2.6-nvfp4": "nvfp4",
 }
-# Models that were trained on from one of the catalogue, and their longest request where it differs.
 _TUNED: dict[str, tuple[str, int | None]] = {
-    "deepseek-r1": ("deepseek-v3", None),
-    "deepseek-v3.1": ("deepseek-v3", None),
-    "deepseek-v3.1-terminus": ("deepseek-v3", None),
-    "deepseek-r1-distill-llama-8b": ("llama-3.1-8b", None),
-    "deepseek-r1-distill-llama-70b": ("llama-3.3-70b", None),
-    "deepseek-r1-distill-qwen-7b": ("qwen2.5-7b", None),
-    "deepseek-r1-distill-qwen-14b": ("qwen2.5-14b", None),
-    "deepseek-r1-distill-qwen-32b": ("qwen2.5-32b", None),
-    "deepseek-r1-qwen3-8b": ("deepseek-r1-0528-qwen3-8b", None),
-    "glm-4.7": ("glm-4.6", None),
-    "internvl3-5-8b": ("internvl3.5-8b", None),
-    "kimi-k2.6": ("kimi-k2.5", None),
-    "kimi-k2.7-code": ("kimi-k2.5", None),
-    "qwq-32b": ("qwen2.5-32b", 40960),
-    "llama-3-8b": ("llama-3.1-8b", 8192),
-    "minimax-m2": ("minimax-m2.5-fp8", None),
-    "minimax-m2.1": ("minimax-m2.5-fp8", None),
-    "minimax-m2.5": ("minimax-m2.5-fp8", None),
-    "minimax-m2.7": ("minimax-m2.5-fp8", None),
-    "qwen3-coder-30b-a3b": ("qwen3-30b-a3b", None),
-    "granite-3.2-2b": ("granite-3.1-2b", None),
-    "granite-3.2-8b": ("granite-3.1-8b", None),
-    **{f"qwen2.5-coder-{size}": (f"qwen2.5-{size}", 32768) for size in ("7b", "14b", "32b")},
-    **{f"qwen3guard-gen-{size}": (f"qwen3-{size}", 32768) for size in ("0.6b", "4b", "8b")},
+    row["id"]: (row["model"], int(row["longest"]) if row["longest"] else None)
+    for row in shipped_rows(__package__, "tuned.csv")
 }
 _QWEN2_5 = tuple(f"qwen2.5-{size}" for size in ("1.5b", "7b", "14b", "32b", "72b"))
 

@@ -24,13 +24,14 @@ from twinserve.errors import worded
 from twinserve.profiles.gpus import FEW_BITS, SYSTEMS
 from twinserve.profiles.operators.bounds import (
     CACHE_BYTES,
+    SMS,
     all_chosen,
+    fa2_tables,
     off_the_halves,
     pair_groups,
     read_from_memory,
     read_then_multiply,
 )
-from twinserve.profiles.operators.fa2 import SMS, fa2_tables
 from twinserve.profiles.operators.interpolation import Curve, never_falling
 from twinserve.profiles.operators.layers import _points, _rows, _times
 from twinserve.profiles.operators.model import OperatorForm, capture_sizes

@@ -26,7 +26,7 @@ from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.gpus import SYSTEMS
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.operators.aic import form_from_aiconfigurator, measured_tokens
-from twinserve.profiles.operators.fa2 import SMS
+from twinserve.profiles.operators.bounds import SMS
 from twinserve.profiles.operators.interpolation import Curve
 from twinserve.profiles.operators.layers import form_from_layers
 from twinserve.profiles.operators.model import OperatorForm, default_capture

@@ -14,7 +14,7 @@ from twinserve.sim.api.runs import Run, Runs, read_runs
 from twinserve.sim.api.settings import in_pythons_words, several
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.folders import ResultsError
-from twinserve.sim.setup.measured import metrics_options
+from twinserve.sim.setup.objectives import metrics_options
 from twinserve.sim.twin.compare_report import Comparison as Found
 from twinserve.sim.twin.compare_report import lines, write
 from twinserve.sim.twin.comparison import compared

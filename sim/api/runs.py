@@ -16,16 +16,19 @@ from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.sim.api.html import table_html, text_html
 from twinserve.sim.api.plots import Plots
 from twinserve.sim.api.settings import Settings, config_of, in_pythons_words, measured_with, several
-from twinserve.sim.report.fleet import render_pools
-from twinserve.sim.report.notes import notes_of
+from twinserve.sim.report.fleet import notes_of, render_pools
 from twinserve.sim.report.run_charts import run_charts
 from twinserve.sim.report.seen import look
 from twinserve.sim.report.table import number, percent, queue, render_table
 from twinserve.sim.results.files import RunResult, find_runs, read_run, write_run
 from twinserve.sim.results.metrics import latencies
-from twinserve.sim.setup.beside import add_beside, check_beside
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars
+from twinserve.sim.setup.error_bars import (
+    add_beside,
+    add_error_bars,
+    check_beside,
+    check_error_bars,
+)
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import Progress, run_each
 

@@ -16,7 +16,7 @@ from twinserve.policies.names import hint
 from twinserve.sim.results.metrics_objectives import parse_goodput
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import EstimatorName, SettingsError, SimulationConfig, StepTimesName
-from twinserve.sim.setup.measured import metrics_options
+from twinserve.sim.setup.objectives import metrics_options
 from twinserve.sim.setup.presets import with_defaults
 
 Call = TypeVar("Call", bound=Callable[..., Any])

@@ -24,7 +24,7 @@ from twinserve.sim.api.settings import (
 )
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep import combinations as of
-from twinserve.sim.sweep import draw, output, plots
+from twinserve.sim.sweep import draw, output
 from twinserve.sim.sweep.check import check_names as check_runnable
 from twinserve.sim.sweep.executors import InThisProcess, check_count, processes
 from twinserve.sim.sweep.repeats import parse_repeat
@@ -61,7 +61,7 @@ class Sweep:
         if chosen is None:
             raise SettingsError("nothing varies in this sweep: there is no axis to draw over")
         said = f"{', '.join(names)} over {chosen}"
-        return Plot(plots.plot(self.table, self.axes, chosen, names, size), said)
+        return Plot(draw.plot(self.table, self.axes, chosen, names, size), said)
 
     def __repr__(self) -> str:
         lost = f", {len(self.failures)} failed" if len(self.failures) else ""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from twinserve.backends.live.versions import LiveEngineError
-from twinserve.formats import parse_json
-from twinserve.sim.cli.live import SEEDED
+from twinserve.sim.cli.live import SEEDED, engine_arguments
 from twinserve.sim.cli.options import (
     Doing,
     Engine,
@@ -183,7 +182,7 @@ def calibrate(
     if raw is not None:
         check_target(raw, overwrite, ".parquet")
     check_limit(limit)
-    extra = _engine_arguments(engine_arg or [])
+    extra = engine_arguments(engine_arg)
     kept = raw or _beside(out)
     with (
         tempfile.TemporaryDirectory(prefix="twinserve-") as scratch,
@@ -239,7 +238,7 @@ def _told_where(kept: Path) -> Iterator[None]:
 
 
 def _from_serving(given: dict, files: list[Path]) -> None:
-    from twinserve.sim.cli.calibrate_serving import calibrate_serving
+    from twinserve.sim.cli.calibrate_front_end import calibrate_serving
     from twinserve.sim.setup.config import SettingsError
 
     _refuse(
@@ -389,21 +388,3 @@ def _model(model: str, scratch: Path, dtype: str | None) -> tuple[Path, ModelSpe
         installed_vllm()
         raise
     return folder, model_spec(folder, dtype=dtype)
-
-
-def _engine_arguments(given: list[str]) -> dict:
-    """NAME=VALUE, values as JSON where they are."""
-    found = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise LiveEngineError(
-                f"--engine-arg {text}: give NAME=VALUE, for example gpu_memory_utilization=0.85"
-            )
-        try:
-            found[name.replace("-", "_")] = parse_json(
-                value.lower() if value in ("True", "False") else value
-            )
-        except ValueError:
-            found[name.replace("-", "_")] = value
-    return found

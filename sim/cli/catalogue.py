@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -21,12 +21,10 @@ def models(*, as_json: _Json = False) -> None:
     """
     from twinserve.profiles.overview import model_rows
 
-    rows = model_rows()
-    if as_json:
-        _print_json(rows)
-        return
-    shown = [
-        {
+    _print(
+        model_rows(),
+        as_json,
+        lambda row: {
             "model": row["name"],
             "kind": row["kind"],
             "parameters": f"{row['parameters'] / 1e9:.2f} B",
@@ -35,10 +33,8 @@ def models(*, as_json: _Json = False) -> None:
             "KV a token": f"{row['kv_bytes_per_token'] / 1024:.1f} KiB",
             "accuracy": row["accuracy"],
             "source": f"{row['hub']}; {row['published']}",
-        }
-        for row in rows
-    ]
-    _print_table(shown)
+        },
+    )
 
 
 def gpus(*, as_json: _Json = False) -> None:
@@ -49,12 +45,10 @@ def gpus(*, as_json: _Json = False) -> None:
     """
     from twinserve.profiles.overview import gpu_rows
 
-    rows = gpu_rows()
-    if as_json:
-        _print_json(rows)
-        return
-    shown = [
-        {
+    _print(
+        gpu_rows(),
+        as_json,
+        lambda row: {
             "GPU": row["name"],
             "TFLOP/s": f"{row['peak_flops'] / 1e12:.0f}",
             "FP8": "-" if row["fp8_flops"] is None else f"{row['fp8_flops'] / 1e12:.0f}",
@@ -65,10 +59,8 @@ def gpus(*, as_json: _Json = False) -> None:
             else f"{row['nvlink_bytes_per_s'] / 1e9:.0f} GB/s",
             "accuracy": f"{row['accuracy']}, constants {row['constants']}",
             "source": row["source"],
-        }
-        for row in rows
-    ]
-    _print_table(shown)
+        },
+    )
 
 
 def policies(*, as_json: _Json = False) -> None:
@@ -79,33 +71,26 @@ def policies(*, as_json: _Json = False) -> None:
     """
     from twinserve.policies.overview import policy_rows
 
-    rows = policy_rows()
+    columns = ("accuracy", "source", "summary")
+    _print(
+        policy_rows(), as_json, lambda row: {"policy": row["name"]} | {c: row[c] for c in columns}
+    )
+
+
+def _print(
+    rows: Sequence[dict[str, Any]], as_json: bool, shown: Callable[[dict[str, Any]], dict[str, str]]
+) -> None:
+    """A table of what is `shown` of each row, or all of them as JSON."""
     if as_json:
-        _print_json(rows)
+        print(json.dumps(rows, indent=2))
         return
-    shown = [
-        {
-            "policy": row["name"],
-            "accuracy": row["accuracy"],
-            "source": row["source"],
-            "summary": row["summary"],
-        }
-        for row in rows
-    ]
-    _print_table(shown)
-
-
-def _print_json(rows: Sequence[dict[str, Any]]) -> None:
-    print(json.dumps(rows, indent=2))
-
-
-def _print_table(rows: Sequence[dict[str, str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    cells = [shown(row) for row in rows]
     table = Table(box=None, pad_edge=False, header_style="")
-    for i, column in enumerate(rows[0]):
+    for i, column in enumerate(cells[0]):
         table.add_column(column, overflow="fold", no_wrap=i == 0)
-    for row in rows:
+    for row in cells:
         table.add_row(*row.values())
     Console(highlight=False).print(table)

@@ -50,7 +50,7 @@ def compare(
     """
     from twinserve.sim.results.command import command
     from twinserve.sim.results.files import find_runs, read_run
-    from twinserve.sim.setup.measured import metrics_options
+    from twinserve.sim.setup.objectives import metrics_options
     from twinserve.sim.twin.compare_report import check_target, lines, write
     from twinserve.sim.twin.comparison import compared
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from twinserve.formats import whole_file
+from twinserve.formats import parse_json, whole_file
 from twinserve.sim.cli.options import (
     Engine,
     EngineArgs,
@@ -112,8 +112,6 @@ def replay(
         "extra": engine_arguments(engine_arg),
     }
     if mode == "apart":
-        from twinserve.sim.cli.replay_apart import replay_apart
-
         replay_apart(run, model, options, as_json, quiet)
     elif mode == "locked":
         _locked(run, model, options, steps, as_json, quiet)
@@ -158,7 +156,7 @@ def with_model(settings: LiveSettings, model: str) -> Iterator[LiveSettings]:
 
 
 def engine_arguments(given: list[str] | None) -> dict:
-    """Return NAME=VALUE pairs as vLLM engine arguments; numbers and booleans are parsed."""
+    """Return NAME=VALUE pairs as vLLM engine arguments; values are JSON where they can be."""
     from twinserve.sim.setup.config import SettingsError
 
     arguments: dict = {}
@@ -168,19 +166,12 @@ def engine_arguments(given: list[str] | None) -> dict:
             raise SettingsError(
                 f"--engine-arg {text!r}: write NAME=VALUE, as gpu_memory_utilization=0.9"
             )
-        arguments[name.replace("-", "_")] = _value(value)
-    return arguments
-
-
-def _value(text: str):
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
         try:
-            return kind(text)
+            found = parse_json(value.lower() if value in ("True", "False") else value)
         except ValueError:
-            pass
-    return text
+            found = value
+        arguments[name.replace("-", "_")] = found
+    return arguments
 
 
 def _locked(
@@ -364,3 +355,32 @@ def _free(
     parted = result.config["live"]["parted"]
     if parted:
         raise LiveEngineError(f"{simulated.config['label']}: {parted}")
+
+
+def replay_apart(run: Path, model: str, options: dict, as_json: bool, quiet: bool) -> None:
+    """options weights, dtype, physical, extra: as `replay` has them. Raises SettingsError for runs
+    that live engines cannot follow, and LiveEngineError if they departed from the run."""
+    from twinserve.backends.live.apart.shelf import shared_folder
+    from twinserve.backends.live.versions import LiveEngineError, installed_vllm
+    from twinserve.sim.report.table import print_lines
+    from twinserve.sim.results.files import dump_json
+    from twinserve.sim.setup.config import SettingsError, SimulationConfig
+    from twinserve.sim.setup.inputs import resolve
+    from twinserve.sim.setup.presets import from_file
+    from twinserve.sim.twin.apart import Recorded, run_apart
+    from twinserve.sim.twin.live import blank_settings
+
+    if options["physical"]:
+        raise SettingsError("--physical: engines that hand KV over lay it out themselves; drop it")
+    simulated = Recorded(resolve(SimulationConfig(**from_file(run / "run.json"))))
+    with with_model(blank_settings(**options), model) as settings, shared_folder() as folder:
+        version = installed_vllm()
+        with RunProgress(shown=not (quiet or as_json)) as progress:
+            progress.begin("live replay, prefill apart from decode")
+            found = run_apart(simulated, settings, Path(folder), report=progress.steps)
+    if as_json:
+        sys.stdout.write(dump_json(found.described() | {"vllm": version}))
+    else:
+        print_lines(f"Prefill apart from decode on vLLM {version}", found.lines())
+    if not found.held:
+        raise LiveEngineError("the live engines did something else than the simulated fleet")

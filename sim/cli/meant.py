@@ -6,81 +6,13 @@ import difflib
 import re
 from collections.abc import Collection
 
+from twinserve.formats import shipped_rows
+
 _LIKE = 0.6  # of two words, for one to be a slip of the other
 
-# option -> words that people have for it, and how it is written where its name does not tell
-_OPTIONS: tuple[tuple[str, str, str], ...] = (
-    ("--tp", "tp tensor-parallel tensor-parallel-size num-gpus-per-replica", ""),
-    ("--gpus", "gpu hardware device gpu-type accelerator", ""),
-    ("--rate", "qps rps arrival-rate req-rate requests-per-second", ""),
-    ("--rate-scale", "speedup scale time-scale rate-factor", ""),
-    ("--grow", "rate-scale growth traffic-growth", ""),
-    ("--requests", "num-requests n count limit max-requests", ""),
-    ("--load", "utilization utilisation rho", ""),
-    ("--trace", "dataset dataset-name dataset-path data workload input input-file", ""),
-    ("--pool", "best-effort batch-jobs offline-requests pool-size", ""),
-    ("--max-num-seqs", "batch-size max-batch-size batch max-batch max-running-requests", ""),
-    (
-        "--max-num-batched-tokens",
-        "chunk chunk-size chunked-prefill-size enable-chunked-prefill max-tokens-per-step "
-        "token-budget",
-        "",
-    ),
-    ("--max-model-len", "context context-length max-length max-seq-len", ""),
-    ("--gpu-memory-utilization", "gpu-memory memory mem-fraction-static gpu-mem", ""),
-    ("--num-blocks", "kv-blocks cache-blocks kv-cache-size num-kv-blocks", ""),
-    ("--num-blocks", "num-gpu-blocks-override", "one less: without vLLM's null block"),
-    ("--block-tokens", "page-size kv-block-size", ""),
-    ("--host-blocks", "swap-space cpu-offload-gb swap cpu-blocks", ""),
-    ("--kv-cache-dtype", "kv-dtype", ""),
-    (
-        "--speculate",
-        "speculative-config num-speculative-tokens draft speculative spec",
-        "k=3,acceptance=0.7",
-    ),
-    ("--policy", "scheduler scheduling-policy algorithm scheduler-cls strategy", ""),
-    ("--kv", "ledger allocator block-manager", ""),
-    ("--tensor-parallel-size", "tp tensor-parallel", ""),
-    ("--pipeline-parallel-size", "pp pipeline-parallel", ""),
-    ("--data-parallel-size", "dp data-parallel", ""),
-    ("--enable-expert-parallel", "ep expert-parallel", ""),
-    ("--profile", "gpu gpus hardware device accelerator model gpu-type", "MODEL@GPU"),
-    ("--profile", "dtype quantization", "the name says it: docs/profiles.md"),
-    ("--replicas", "instances nodes num-replicas servers engines workers", ""),
-    ("--router", "load-balancer lb balancer routing", ""),
-    ("--fleet", "disaggregated prefill-decode pd kv-transfer-config", "FILE, docs/fleet.md"),
-    ("--autoscale", "autoscaler hpa scaling scaler", ""),
-    ("--mttf", "mtbf failure-rate crash-rate", ""),
-    ("--survive", "failures spare redundancy", ""),
-    ("--client-timeout", "timeout request-timeout", ""),
-    ("--slo", "sla deadline objective objectives target", ""),
-    ("--slo", "ttft tpot", "ttft=SECONDS,tpot=SECONDS"),
-    ("--slo", "goodput", '"ttft p90 < 1 s"'),
-    ("--out", "output output-dir result-dir save-result save results dir", ""),
-    ("--json", "output-format print-json", ""),
-    ("--quiet", "silent no-progress disable-tqdm", ""),
-    ("--seed", "random-seed", ""),
-    ("--seeds", "repeats runs num-runs trials", ""),
-    ("--repeats", "seeds runs num-runs trials", ""),
-    ("--workers", "jobs j processes parallel threads", ""),
-    ("--overwrite", "force f replace", ""),
-    ("--config", "run-json from-run", ""),
-    ("--timeline", "perfetto chrome-trace profile-trace", ""),
-)
-# command -> words that people have for it
-_COMMANDS = {
-    "simulate": "run sim bench benchmark start",
-    "sweep": "grid search explore tune",
-    "plan": "capacity size provision cost recommend",
-    "report": "html plot show visualize visualise",
-    "trace": "dataset datasets workload workloads",
-    "profiles": "hardware",
-    "policies": "schedulers scheduler",
-    "calibrate": "measure fit profile-engine",
-    "compare": "diff check",
-    "validate": "verify",
-    "completion": "completions autocomplete",
-}
+_ROWS = shipped_rows(__package__, "meant.csv")
+_OPTIONS = [(r["name"], r["words"], r["how"]) for r in _ROWS if r["kind"] == "option"]
+_COMMANDS = {r["name"]: r["words"] for r in _ROWS if r["kind"] == "command"}
 
 
 def option_meant(word: str, known: Collection[str]) -> str:

@@ -86,6 +86,8 @@ def route(
             end.
         overwrite: Replace an existing record.
     """
+    given = locals() | {"migrate": not no_migration, "kv_events": kv_events or []}
+    del given["no_migration"], given["overwrite"]
     from twinserve.backends.live.route.settings import RouteSettings, require_libraries
     from twinserve.sim.setup.config import SettingsError
 
@@ -95,35 +97,7 @@ def route(
         raise SettingsError(f"--record {record}: is a folder; name a file")
     if record is not None and record.exists() and not overwrite:
         raise SettingsError(f"--record {record}: is there; name another file, or --overwrite it")
-    settings = RouteSettings(
-        worker=worker,
-        router=router,
-        host=host,
-        port=port,
-        poll=poll,
-        health_interval=health_interval,
-        health_timeout=health_timeout,
-        misses=misses,
-        back_off=back_off,
-        retries=retries,
-        migrate=not no_migration,
-        max_in_flight=max_in_flight,
-        queue=queue,
-        queue_timeout=queue_timeout,
-        connections=connections,
-        body_bytes=body_bytes,
-        header_bytes=header_bytes,
-        body_timeout=body_timeout,
-        idle_timeout=idle_timeout,
-        write_timeout=write_timeout,
-        drain=drain,
-        session_header=session_header,
-        session_expiry=session_expiry,
-        clients=clients,
-        kv_events=kv_events or [],
-        profile=profile,
-        record=record,
-    )
+    settings = RouteSettings(**given)
     require_libraries(events=bool(kv_events))
     from twinserve.backends.live.route.front import serve
 

@@ -92,20 +92,21 @@ def simulate(
         as_json: Print the summaries as JSON and nothing else: a list of runs.
         quiet: No progress.
     """
-    from twinserve.sim.report.fleet import print_beside, print_pools
-    from twinserve.sim.report.notes import notes_of
+    from twinserve.sim.report.fleet import notes_of, print_beside, print_pools, print_windows
     from twinserve.sim.report.table import print_table
-    from twinserve.sim.report.windows import print_windows
-    from twinserve.sim.results.bench_json import write_bench
-    from twinserve.sim.results.export import check_export, export_requests
+    from twinserve.sim.results.export import check_export, export_requests, write_bench
     from twinserve.sim.results.files import check_target, printed_runs, write_run
     from twinserve.sim.results.metrics_objectives import parse_goodput
-    from twinserve.sim.setup.beside import add_beside, check_beside
-    from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars, said_of_bars
+    from twinserve.sim.setup.error_bars import (
+        add_beside,
+        add_error_bars,
+        check_beside,
+        check_error_bars,
+        said_of_bars,
+    )
+    from twinserve.sim.setup.hardware import most_decodes
     from twinserve.sim.setup.inputs import resolve
-    from twinserve.sim.setup.measured import metrics_options
-    from twinserve.sim.setup.measured_range import most_decodes
-    from twinserve.sim.setup.objectives import parse_objectives
+    from twinserve.sim.setup.objectives import metrics_options, parse_objectives
     from twinserve.sim.setup.presets import with_defaults
     from twinserve.sim.setup.run import run_each
 

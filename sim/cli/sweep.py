@@ -103,7 +103,7 @@ def sweep(
         quiet: No progress.
     """
     from twinserve.sim.results.metrics_objectives import parse_goodput
-    from twinserve.sim.setup.measured import metrics_options
+    from twinserve.sim.setup.objectives import metrics_options
     from twinserve.sim.sweep.baseline import check_baseline, read_baseline
     from twinserve.sim.sweep.draw import check_x, parse_plot
     from twinserve.sim.sweep.executors import check_count
@@ -209,7 +209,7 @@ def _write(
     size: str,
 ) -> None:
     """Tables, plots, and the printed table; SystemExit where a run failed."""
-    from twinserve.sim.sweep import draw, output, plots
+    from twinserve.sim.sweep import draw, output
     from twinserve.sim.sweep.baseline import differences
     from twinserve.traces.write import write_atomically
 
@@ -231,7 +231,7 @@ def _write(
             output.print_differences(compared, axes)
         chosen, drawn = x or draw.choose_x(table, axes), draw.choose_y(table, names)
         if chosen is not None and drawn:
-            plots.write_plots(out, plots.plot(table, axes, chosen, drawn, size))
+            draw.write_plots(out, draw.plot(table, axes, chosen, drawn, size))
     if len(failures):
         print(
             f"{len(failures)} of {len(found.runs)} runs failed, the first with: "

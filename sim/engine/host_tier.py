@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twinserve.backends.host_transfers import HostTransfers
+from twinserve.backends.links import HostTransfers
 from twinserve.policies.kv.offload.connector import Job, Offloading
 from twinserve.policies.plan import StepPlan
 from twinserve.sim.engine.clock import BEFORE_STEPS

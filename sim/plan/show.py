@@ -10,11 +10,10 @@ from rich.table import Table
 from twinserve.sim.plan.apart import said_of
 from twinserve.sim.plan.candidates import Candidate
 from twinserve.sim.plan.closer import Sized
-from twinserve.sim.plan.commands import deadlines_told
 from twinserve.sim.plan.decision import decide, decision_lines
 from twinserve.sim.plan.planner import Closer, Plan, Row
 from twinserve.sim.plan.prices import Prices
-from twinserve.sim.plan.start import commands
+from twinserve.sim.plan.start import commands, deadlines_told
 from twinserve.sim.plan.trial import Memory
 from twinserve.sim.plan.verdicts import Attained
 from twinserve.sim.results.options import LATENCIES, Objective, spoken

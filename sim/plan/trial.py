@@ -29,9 +29,8 @@ from twinserve.sim.results.options import Objective
 from twinserve.sim.results.parts import by_parts
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import StepsOff, with_steps_off
-from twinserve.sim.setup.hardware import Sources
+from twinserve.sim.setup.hardware import Sources, most_decodes, outside
 from twinserve.sim.setup.inputs import Inputs, resolve
-from twinserve.sim.setup.measured_range import most_decodes, outside
 from twinserve.sim.setup.objectives import parse_objectives
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.load import load_trace

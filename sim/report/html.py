@@ -45,7 +45,7 @@ from twinserve.sim.report.run_charts import pareto
 from twinserve.sim.report.runs_part import runs_part
 from twinserve.sim.report.seen import Seen, look
 from twinserve.sim.report.twin_parts import comparison_part, validation_part
-from twinserve.sim.results.checked import Shape
+from twinserve.sim.results.checked import SHAPES
 from twinserve.sim.results.command import command
 from twinserve.sim.results.files import ResultsError, dump_json, read_run
 from twinserve.sim.results.options import measured_again
@@ -53,18 +53,6 @@ from twinserve.sim.results.parts import front
 from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import check_free, write_together
 
-_SHAPE = Shape(
-    "object",
-    needed={"common": Shape("object"), "seeds": Shape("list", rest=Shape("number"))},
-    known={
-        "runs": Shape("number"),
-        "versions": Shape("object"),
-        "seeds_of_each": Shape("number"),
-        "given": Shape("object"),
-        "combinations": Shape("list", rest=Shape("object")),
-        "metrics": Shape("object"),
-    },
-)
 _TOKENS = "total_token_throughput"
 _SHARE = "classes.rt.slo_attainment"
 # Drawn over the load, and in the table, in this order.
@@ -77,7 +65,7 @@ _COPIES = "same_requests"
 
 def sweep_part(found: Found) -> Part:
     """Raises ResultsError for a file that is no sweep's."""
-    document = read_document(found.folder / "sweep.json", _SHAPE)
+    document = read_document(found.folder / "sweep.json", SHAPES["sweep"])
     failures = _csv(found.folder / "failures.csv")
     means = _csv(found.folder / "table.csv")
     seeds = [int(seed) for seed in document["seeds"]]

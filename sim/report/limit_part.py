@@ -10,47 +10,16 @@ from twinserve.sim.report.chart import Chart, Curve, best, spans_decades
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.page import Block, Part, note, paragraph, table
 from twinserve.sim.report.run_charts import pareto
-from twinserve.sim.results.checked import Shape, check_shape
+from twinserve.sim.results.checked import SHAPES, check_shape
 from twinserve.sim.results.files import ResultsError
 from twinserve.sim.results.versions import LIMITS
-
-_NUMBER, _MAYBE, _TEXT = Shape("number"), Shape("number", null=True), Shape("text")
-_TEXTS = Shape("list", rest=_TEXT)
-_POINT = Shape(
-    "object",
-    needed={
-        "load": _NUMBER,
-        "attained": Shape(
-            "list", rest=Shape("object", needed={"objective": _TEXT, "value_s": _MAYBE})
-        ),
-        **dict.fromkeys(("tokens_per_s_user", "tokens_per_s_gpu"), _MAYBE),
-    },
-)
-_LIMIT = Shape(
-    "object", needed={"setting": _TEXT, "load": _MAYBE, "points": Shape("list", rest=_POINT)}
-)
-SHAPE = Shape(
-    "object",
-    needed={
-        "objectives": _TEXTS,
-        "bounds": Shape(
-            "list", rest=Shape("object", needed={"name": _TEXT, "metric": _TEXT, "bound": _TEXT})
-        ),
-        "lines": _TEXTS,
-        "table": Shape("object", needed={"head": _TEXTS, "rows": Shape("list", rest=_TEXTS)}),
-        "notices": _TEXTS,
-        "unit": _TEXT,
-        "limits": Shape("list", rest=_LIMIT),
-        "front": Shape("list", rest=Shape("object", needed={"setting": _TEXT, "load": _NUMBER})),
-    },
-)
 
 
 def limit_part(found: Found) -> Part:
     """Raises ResultsError for a file that is none of limits."""
     file = found.folder / "limit.json"
     document = LIMITS.read(read_document(file), file, ResultsError)
-    check_shape(document, SHAPE, file)
+    check_shape(document, SHAPES["limits"], file)
     blocks: list[Block] = [paragraph(line) for line in document["lines"]]
     blocks += [note(line) for line in document["notices"]]
     blocks.append(table(document["table"]["head"], document["table"]["rows"]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from twinserve.formats import shipped_rows
+
 METRIC_NAMES = {
     "ttft": "TTFT",
     "tpot": "TPOT",
@@ -16,28 +18,9 @@ METRIC_NAMES = {
 }
 SECONDS = ("ttft", "tpot", "itl", "e2el", "queued")  # of these, the ones that are times
 CLASS_NAMES = {"rt": "real-time", "be": "best-effort"}
-_TOKENS, _REQUESTS = "tokens a second", "requests a second"
 # Last part of a dotted name -> what it is, and its unit.
 _NAMED = {
-    "slo_attainment": ("objectives kept", "share"),
-    "ttft_attainment": ("TTFT objective kept", "share"),
-    "tpot_attainment": ("TPOT objective kept", "share"),
-    "e2el_attainment": ("E2E objective kept", "share"),
-    "output_throughput": ("output throughput", _TOKENS),
-    "total_token_throughput": ("throughput, prompt and output", _TOKENS),
-    "window_total_token_throughput": ("throughput, prompt and output", _TOKENS),
-    "window_output_throughput": ("output throughput", _TOKENS),
-    "request_throughput": ("requests served", _REQUESTS),
-    "window_request_throughput": ("requests served", _REQUESTS),
-    "request_goodput": ("goodput", _REQUESTS),
-    "normalized_latency_ms": ("normalized latency", "ms a token"),
-    "peak_use": ("KV memory, highest", "share of KV blocks"),
-    "prefix_hit_rate": ("prefix hit rate", "share"),
-    "host_hit_rate": ("found on the host", "share"),
-    "mean_batch": ("mean batch", "requests a step"),
-    "mean_waiting": ("mean queue", "requests waiting"),
-    "gpu_hours": ("GPU time", "GPU-hours"),
-    "duration": ("simulated time", "s"),
+    row["last"]: (row["name"], row["unit"]) for row in shipped_rows(__package__, "metric_names.csv")
 }
 _UNITS = {"ms": "ms", "s": "s", "bytes": "bytes", "tokens": "tokens"}
 _LATENCY = re.compile(r"(mean|median|std|p[\d.]+)_(engine_)?([a-z0-9]+)_(ms|s)$")

@@ -11,109 +11,13 @@ from twinserve.sim.report.chart import Chart, Curve, best, number
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
 from twinserve.sim.report.run_charts import pareto
-from twinserve.sim.results.checked import Shape, check_shape
+from twinserve.sim.results.checked import SHAPES, check_shape
 from twinserve.sim.results.command import command
 from twinserve.sim.results.files import ResultsError
 from twinserve.sim.results.options import LATENCIES
 from twinserve.sim.results.parts import front
 from twinserve.sim.results.versions import PLANS
 
-_NUMBER, _MAYBE = Shape("number"), Shape("number", null=True)
-_TEXT = Shape("text")
-_ATTAINED = Shape(
-    "object",
-    needed={
-        "metric": _TEXT,
-        **dict.fromkeys(("share", "low", "high"), _NUMBER),
-        "value_s": _MAYBE,
-        "slack": _MAYBE,
-        "answer": _TEXT,
-    },
-)
-_MEMORY = Shape(
-    "object",
-    needed=dict.fromkeys(("predicted_share", "held_share", "exceeded"), _NUMBER),
-    null=True,
-)
-_SIZED = Shape(
-    "object",
-    needed={
-        "replicas": _NUMBER,
-        "answer": _TEXT,
-        "attained": Shape("list", rest=Shape("list", rest=_ATTAINED)),
-        "peak_kv_share": _NUMBER,
-    },
-    known={"memory": _MEMORY},
-    null=True,
-)
-_CLOSER = Shape(
-    "object",
-    needed={
-        "sizes": Shape("list", rest=_SIZED),
-        "draws": _NUMBER,
-        "steps_fast": _MAYBE,
-        "steps_slow": _MAYBE,
-        "step_time_errors": _TEXT,
-    },
-    known={"below": _SIZED, "steps_farthest": _NUMBER},
-    null=True,
-)
-_ROW = Shape(
-    "object",
-    needed={
-        **dict.fromkeys(("gpu", "policy", "router", "status", "reason"), _TEXT),
-        **dict.fromkeys(("tp", "at_least_replicas"), _NUMBER),
-        **dict.fromkeys(("replicas", "gpus", "usd_per_hour", "usd_per_million_tokens"), _MAYBE),
-        "binds": Shape("list", rest=_TEXT),
-        "sized": _SIZED,
-        "commands": Shape("list", rest=_TEXT),
-    },
-    known={"closer": _CLOSER, "settings": Shape("object")},
-)
-_DAY = Shape(
-    "object",
-    needed={
-        "profile": _TEXT,
-        "replicas": _MAYBE,
-        "offline_tokens_per_day": _NUMBER,
-        "levels": Shape(
-            "list",
-            rest=Shape(
-                "object",
-                needed={"share": _NUMBER, "offline_tokens_per_s": _NUMBER, "sized": _SIZED},
-            ),
-        ),
-    },
-    null=True,
-)
-_OBJECTIVE = {"metric": _TEXT, "statistic": _TEXT}
-_NUMBERS = Shape("list", rest=_NUMBER)
-_PEAK = Shape(
-    "object",
-    needed={"trace": _TEXT, "window_s": _NUMBERS, "judged_since_s": _NUMBER},
-    known={"load": Shape("object", needed={"at_s": _NUMBERS, "tokens_per_s": _NUMBERS})},
-)
-SHAPE = Shape(
-    "object",
-    needed={
-        "question": Shape("object", needed={"model": _TEXT, "slo": _TEXT}),
-        "rows": Shape("list", rest=_ROW),
-        "ranked_by": _TEXT,
-    },
-    known={
-        "asked": Shape("list", rest=_TEXT),
-        "decision": Shape("object", needed={"lines": Shape("list", rest=_TEXT)}, null=True),
-        "prices": Shape("object", rest=Shape("object")),
-        "peaks": Shape("list", rest=_PEAK),
-        "objectives": Shape("list", rest=Shape("object", needed=_OBJECTIVE)),
-        "day": _DAY,
-        "closer": _CLOSER,
-        "warnings": Shape("list", rest=_TEXT),
-        "notices": Shape("list", rest=_TEXT),
-        "savings": Shape("list", rest=Shape("object", needed={"line": _TEXT})),
-        "left_out": Shape("list", rest=Shape("object", needed={"gpu": _TEXT, "reason": _TEXT})),
-    },
-)
 _ANSWERS = ("meets", "undecided", "fails")
 # Fields of a question whose flag has another name.
 _FLAGS = {
@@ -127,7 +31,7 @@ def plan_part(found: Found) -> Part:
     file = found.folder / "plan.json"
     document = read_document(file)
     document = PLANS.read(document, file, ResultsError)
-    check_shape(document, SHAPE, file)
+    check_shape(document, SHAPES["plan"], file)
     rows = document["rows"]
     question = document["question"]
     ranked = "dollars" if document["ranked_by"] == "usd" else "GPUs"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from twinserve.sim.report.chart import MOST_CURVES, POINTS, Chart, Curve, best, number
+from twinserve.sim.report.fleet import any_real_time, of_interest
 from twinserve.sim.report.metric_names import CLASS_NAMES
 from twinserve.sim.report.seen import OverTime, Seen
-from twinserve.sim.report.windows import any_real_time, of_interest
 from twinserve.sim.results.parts import front
 from twinserve.sim.results.paths import lookup
 

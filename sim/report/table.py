@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from twinserve.formats import shipped_rows
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.options import Objective, percentile_name
 from twinserve.sim.results.paths import lookup
@@ -28,12 +29,14 @@ class Line:
     paths   dotted; several make "a / b", and the first one decides which run is best
     show    the number as text; of a line without a best also a whole object of summary.json
     better  "low", "high", or None where neither is
+    if_zero  whether it is there where all are zero, which says that the thing was not in play
     """
 
     title: str
     paths: tuple[str, ...]
     show: Callable[[Any], str]
     better: str | None = None
+    if_zero: bool = True
 
 
 def number(value: float) -> str:
@@ -88,88 +91,27 @@ def _distribution(part: str, metric: str, percentiles: Sequence[float], apart: b
 _BOTH, _E2E = "both attained", "e2el_attainment"
 
 
-def _attainment(part: str) -> list[Line]:
-    return [
-        Line("TTFT attainment", (f"{part}.ttft_attainment",), percent, "high"),
-        Line("TPOT attainment", (f"{part}.tpot_attainment",), percent, "high"),
-        Line("E2E attainment", (f"{part}.{_E2E}",), percent, "high"),
-        Line(_BOTH, (f"{part}.slo_attainment",), percent, "high"),
-    ]
+_RT = "classes.rt"
+_SHOW: dict[str, Callable[[Any], str]] = {
+    "number": number,
+    "percent": percent,
+    "count": count,
+    "seconds": seconds,
+    "gibibytes": gibibytes,
+    "queue": queue,
+    "ms_as_s": lambda ms: number(ms / 1000),
+}
 
 
-_RT, _BE, _LOST, _SCALED = "classes.rt", "classes.be", "failures", "autoscaling"
+def _line(row: Mapping[str, str]) -> Line:
+    shown, zero = _SHOW[row["show"]], row["if_zero"] != "no"
+    return Line(row["title"], tuple(row["paths"].split()), shown, row["better"] or None, zero)
+
+
+_ROWS = shipped_rows(__package__, "lines.csv")
 SECTIONS: dict[str, list[Line]] = {
-    "Real-time": [
-        Line("normalized latency, ms", (f"{_RT}.normalized_latency_ms",), number, "low"),
-        *_attainment(_RT),
-        Line("goodput, req/s", (f"{_RT}.request_goodput",), number, "high"),
-        Line("request throughput, /s", ("classes.rt.request_throughput",), number, "high"),
-        Line("rejected", (f"{_RT}.rejected",), count, "low"),
-    ],
-    "Best-effort": [
-        Line("queue", (f"{_BE}.saturation",), queue),
-        Line("throughput, req/s", (f"{_BE}.window_request_throughput",), number, "high"),
-        Line("throughput, tok/s", (f"{_BE}.window_total_token_throughput",), number, "high"),
-        Line("latency mean, s", (f"{_BE}.mean_e2el_ms",), lambda ms: number(ms / 1000), "low"),
-        *_attainment(_BE),
-        Line("rejected", (f"{_BE}.rejected",), count, "low"),
-    ],
-    "Applications": [
-        Line("completion mean, s", ("applications.mean_jct_s",), number, "low"),
-        Line("completion p90, s", ("applications.p90_jct_s",), number, "low"),
-        Line("max fair ratio", ("fair_ratio.max_fair_ratio",), number, "low"),
-    ],
-    "Failures": [
-        Line("crashes", (f"{_LOST}.crashes",), count),
-        Line("requests hit", (f"{_LOST}.requests",), count),
-        Line("hit: failed", (f"{_LOST}.failed",), count, "low"),
-        Line("hit: retried", (f"{_LOST}.retried",), count),
-        Line("hit: migrated", (f"{_LOST}.migrated",), count),
-        Line("hit: late", (f"{_LOST}.late",), count, "low"),
-        Line("KV tokens lost", (f"{_LOST}.lost_kv_tokens",), count, "low"),
-        Line("output thrown away", (f"{_LOST}.discarded_output_tokens",), count, "low"),
-        Line(
-            "recovery mean / max, s",
-            (f"{_LOST}.mean_recovery_s", f"{_LOST}.max_recovery_s"),
-            number,
-            "low",
-        ),
-        Line("not recovered", (f"{_LOST}.not_recovered",), count, "low"),
-    ],
-    "Autoscaling": [
-        Line("GPU-hours", (f"{_SCALED}.gpu_hours",), number, "low"),
-        Line(
-            "replicas mean / most",
-            (f"{_SCALED}.mean_replicas", f"{_SCALED}.most_replicas"),
-            number,
-            "low",
-        ),
-        Line("started / drained", (f"{_SCALED}.started", f"{_SCALED}.drained"), count, "low"),
-        Line("turns", (f"{_SCALED}.turns",), count, "low"),
-    ],
-    "All": [
-        Line("requests completed", ("completed",), count),
-        Line("requests unfinished", ("unfinished",), count, "low"),
-        Line("requests timed out", ("timed_out",), count, "low"),
-        Line("requests rejected", ("rejected",), count, "low"),
-        Line("requests failed", ("failed",), count, "low"),
-        Line("requests never sent", ("never_sent",), count, "low"),
-        Line("output tokens wasted", ("wasted_output_tokens",), count, "low"),
-        Line("throughput, tok/s", ("total_token_throughput",), number, "high"),
-        Line("KV peak", ("kv.peak_use",), percent),
-        Line("prefix hit rate", ("kv.prefix_hit_rate",), percent, "high"),
-        Line("found on the host", ("kv.host_hit_rate",), percent, "high"),
-        Line("preemptions: recompute", ("kv.preemptions.recompute",), count),
-        Line("preemptions: swap", ("kv.preemptions.swap",), count),
-        Line("swapped out", ("kv.swapped_bytes.to_host",), gibibytes),
-        Line("steps", ("scheduler.steps",), count),
-        Line("mean batch", ("scheduler.mean_batch",), number),
-        Line("drafts accepted", ("speculation.acceptance_rate",), percent, "high"),
-        Line("mean accepted length", ("speculation.mean_acceptance_length",), number, "high"),
-        Line("simulated time", ("duration",), seconds),
-        Line("wall time", ("timing.wall_s",), seconds),
-        Line("simulated steps/s", ("timing.simulated_steps_per_s",), count),
-    ],
+    section: [_line(row) for row in _ROWS if row["section"] == section]
+    for section in dict.fromkeys(row["section"] for row in _ROWS)
 }
 
 
@@ -191,28 +133,6 @@ def overloaded(summary: Mapping, label: str) -> list[str]:
             told = "whether it keeps up with its arrivals cannot be told"
             said.append(f"{label}: {told} of {name} {what}: {found['reason']}")
     return said
-
-
-# Zero everywhere says that the thing was not in play: such a line is left out.
-_ONLY_IF_NONZERO = {
-    "requests unfinished",
-    "requests timed out",
-    "requests rejected",
-    "rejected",
-    "requests failed",
-    "hit: failed",
-    "hit: retried",
-    "hit: migrated",
-    "hit: late",
-    "output thrown away",
-    "not recovered",
-    "requests never sent",
-    "output tokens wasted",
-    "prefix hit rate",
-    "preemptions: recompute",
-    "preemptions: swap",
-    "swapped out",
-}
 
 
 @dataclass(frozen=True)
@@ -387,7 +307,7 @@ def _lookup(summary: Mapping, path: str) -> Any:
 def _row(line: Line, summaries: Sequence[Mapping]) -> Row | None:
     values = [[_lookup(summary, path) for path in line.paths] for summary in summaries]
     known = [value for row in values for value in row if value is not None]
-    if not known or (line.title in _ONLY_IF_NONZERO and not any(known)):
+    if not known or not (line.if_zero or any(known)):
         return None
     shown = [[NONE if v is None else line.show(v) for v in row] for row in values]
     cells = [NONE if set(row) == {NONE} else " / ".join(row) for row in shown]

@@ -15,71 +15,9 @@ from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
 from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
 from twinserve.sim.report.runs_part import runs_part
 from twinserve.sim.report.seen import Seen
-from twinserve.sim.results.checked import Shape
+from twinserve.sim.results.checked import SHAPES
 from twinserve.sim.results.files import ResultsError, dump_json
 
-_NUMBER, _MAYBE, _TEXT = Shape("number"), Shape("number", null=True), Shape("text")
-_NUMBERS = Shape("list", rest=_NUMBER)
-_COMPARED = {"measured": _NUMBER, "spread": _MAYBE, "simulated": _NUMBERS}
-_COMPARISON = Shape(
-    "object",
-    needed={
-        "measured": Shape("list", rest=_TEXT),
-        "runs": Shape("list", rest=_TEXT),
-        "rows": Shape(
-            "list",
-            rest=Shape(
-                "object",
-                needed={
-                    **dict.fromkeys(("service_class", "metric", "statistic"), _TEXT),
-                    **_COMPARED,
-                    "errors": _NUMBERS,
-                },
-            ),
-        ),
-        "windows": Shape(
-            "list",
-            rest=Shape(
-                "object",
-                needed={"metric": _TEXT, "start_s": _NUMBER, "end_s": _NUMBER, **_COMPARED},
-            ),
-        ),
-    },
-    known={
-        "again": _TEXT,
-        "notices": Shape("list", rest=_TEXT),
-        "curves": Shape(
-            "list",
-            rest=Shape(
-                "object",
-                needed={"metric": _TEXT, "name": _TEXT, "seconds": _NUMBERS, "share": _NUMBERS},
-            ),
-        ),
-    },
-)
-_METRIC = Shape(
-    "object",
-    needed={
-        "metric": _TEXT,
-        "statistic": _TEXT,
-        **dict.fromkeys(("simulated", "live"), _NUMBER),
-        **dict.fromkeys(("error_pct", "spread_pct"), _MAYBE),
-    },
-)
-_POLICY = Shape(
-    "object",
-    needed={
-        "policy": _TEXT,
-        "locked": Shape("object", needed={"steps": _NUMBER, "drift": _NUMBER}),
-        "metrics": Shape("list", rest=_METRIC),
-    },
-    known={"notes": Shape("list", rest=_TEXT)},
-)
-_VALIDATION = Shape(
-    "object",
-    needed={"vllm": _TEXT, "policies": Shape("list", rest=_POLICY)},
-    known={"failed": Shape("object", rest=_TEXT), "config": Shape("object"), "again": _TEXT},
-)
 _STEPS = ("predicted_s", "measured_s", "prefill_tokens")
 _DRAWN = 1_500  # steps of a scatter; more cannot be told apart
 
@@ -88,7 +26,7 @@ _DRAWN = 1_500  # steps of a scatter; more cannot be told apart
 def comparison_part(found: Found) -> Part:
     """Raises ResultsError for a file that is no comparison."""
     file = found.folder / "compare.json"
-    document = read_document(file, _COMPARISON)
+    document = read_document(file, SHAPES["comparison"])
     runs, measured = document["runs"], document["measured"]
     for row in (*document["rows"], *document["windows"]):
         if len(row["simulated"]) != len(runs) or len(row.get("errors", runs)) != len(runs):
@@ -174,7 +112,7 @@ def _measured_windows(document: Mapping) -> Iterator[Chart]:
 # -- live ------------------------------------------------------------------------------------------
 def validation_part(found: Found, runs: Sequence[Seen]) -> Part:
     """runs: those in its folder. Raises ResultsError for a file that is no validation."""
-    document = read_document(found.folder / "validation.json", _VALIDATION)
+    document = read_document(found.folder / "validation.json", SHAPES["validation"])
     blocks: list[Block] = [paragraph(f"Simulated beside vLLM {document['vllm']}.")]
     for label, why in document.get("failed", {}).items():
         blocks.append(note(f"{label}: failed: {why}"))

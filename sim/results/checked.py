@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from twinserve.formats import shipped_json
 from twinserve.sim.results.folders import ResultsError
 from twinserve.sim.results.schemas import OPTIONAL_TABLES, TABLES
 
@@ -35,84 +36,30 @@ class Shape:
     null: bool = False
 
 
-_NUMBER, _MAYBE = Shape("number"), Shape("number", null=True)
-_TEXT, _FLAG = Shape("text"), Shape("flag", null=True)
-_NUMBERS = Shape("object", rest=_MAYBE)
-_SATURATION = Shape(
-    "object",
-    needed={"verdict": _TEXT},
-    known={"reason": Shape("text", null=True)},
-    rest=_MAYBE,
-    null=True,
-)
-_CLASS = Shape(
-    "object",
-    known={"saturation": _SATURATION, "pool": _NUMBERS, "applications": _NUMBERS},
-    rest=_MAYBE,
-)
-_WINDOW = Shape(
-    "object",
-    needed={
-        **dict.fromkeys(("start_s", "end_s", "requests", "in_system", "served"), _NUMBER),
-        **dict.fromkeys(("arrivals_per_s", "served_per_s", "mean_ttft_ms", "p99_ttft_ms"), _MAYBE),
-        "classes": Shape("object", rest=_NUMBERS),
-    },
-    rest=_MAYBE,
-)
-_OBJECTIVE = Shape(
-    "object",
-    needed={"class": _TEXT, "metric": _TEXT, "bound_s": _NUMBER, "met": _FLAG},
-    known={"statistic": Shape("text", null=True)},
-    rest=_MAYBE,
-)
-_KIND = Shape("object", needed={"error": _NUMBER, "known": _FLAG, "source": _TEXT})
-_STEP_TIMES = Shape(
-    "list",
-    rest=Shape(
-        "object", needed={"profile": _TEXT, "form": _TEXT, "decode": _KIND, "prefill": _KIND}
-    ),
-)
-SUMMARY = Shape(
-    "object",
-    known={
-        "classes": Shape("object", rest=_CLASS),
-        "kv": Shape(
-            "object", known={n: _NUMBERS for n in ("preemptions", "swapped_bytes")}, rest=_MAYBE
-        ),
-        "scheduler": Shape("object", known={"steps_by_kind": _NUMBERS}, rest=_MAYBE),
-        "speculation": Shape("object", rest=_MAYBE),
-        "windows": Shape("list", rest=_WINDOW),
-        "objectives": Shape("list", rest=_OBJECTIVE),
-        "objectives_met": _FLAG,
-        "percentiles": Shape("list", rest=_NUMBER),
-        "warmup": Shape("object", needed={"end_s": _NUMBER, "requests": _NUMBER}, rest=_MAYBE),
-        "goodput_objectives_ms": Shape("object", rest=_NUMBER, null=True),
-        "applications": _NUMBERS,
-        "fair_ratio": _NUMBERS,
-        "replicas": Shape("list", rest=_NUMBERS),
-        "pools": Shape("object", rest=_NUMBERS),
-        "failures": Shape("object", known={"beside": Shape("object", rest=_NUMBERS)}, rest=_MAYBE),
-        "autoscaling": _NUMBERS,
-        "ttft_parts": Shape("object", rest=_NUMBERS),
-        "hand_over": Shape("object", known={"load": _NUMBERS}, rest=_MAYBE),
-        "step_times": _STEP_TIMES,
-        "error_bars": Shape("object", rest=Shape("list", rest=Shape("scalar"), null=True)),
-    },
-    rest=_MAYBE,
-)
-_OBJECT = Shape("object")
-_ASKED = Shape("object", needed={"service_class": _TEXT, "metric": _TEXT, "bound_s": _NUMBER})
-RUN = Shape(
-    "object",
-    known={
-        "metrics": Shape("object", known={"objectives": Shape("list", rest=_ASKED)}, null=True),
-        **dict.fromkeys(("config", "kv", "profile"), _OBJECT),
-        "label": _TEXT,
-        "step_times": _STEP_TIMES,
-        "error_bars": Shape("object", needed={"decode": _KIND, "prefill": _KIND}, null=True),
-    },
-)
-TIMING = Shape("object", known=dict.fromkeys(("wall_s", "simulated_steps_per_s"), _MAYBE))
+def _shape(form: Any) -> Shape:
+    """What a form of `shapes.json` says: a kind, with ? where null may stand instead; $ and the
+    name of another form; a list of its items' form (and null); or an object of forms by names: NAME
+    is needed, NAME? known, several names may share one, * is for all others."""
+    if isinstance(form, list):
+        return Shape("list", rest=_shape(form[0]), null=None in form)
+    if isinstance(form, str):
+        named = form.startswith("$")
+        return SHAPES[form[1:]] if named else Shape(form.removesuffix("?"), null=form[-1] == "?")
+    inner = {
+        name: _shape(of) for names, of in form.items() if names != "null" for name in names.split()
+    }
+    return Shape(
+        "object",
+        {name: of for name, of in inner.items() if name[-1] not in "?*"},
+        {name[:-1]: of for name, of in inner.items() if name[-1] == "?"},
+        inner.get("*"),
+        "null" in form,
+    )
+
+
+SHAPES: dict[str, Shape] = {}
+for _name, _form in shipped_json(__package__, "shapes.json").items():
+    SHAPES[_name] = _shape(_form)
 
 
 def check_shape(value: Any, shape: Shape, file: Path, where: str = "") -> None:

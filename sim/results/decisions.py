@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
+from twinserve.backends.acceptance import RecordedAcceptance
 from twinserve.backends.base import Executed
 from twinserve.backends.counts import Counts
-from twinserve.backends.recorded_acceptance import RecordedAcceptance
 from twinserve.formats import Format, parse_json
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.runs import growth_of

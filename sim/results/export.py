@@ -4,14 +4,17 @@ loops."""
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from twinserve.sim.results.files import POOL_GROUP, RunResult, pool_request_id
+from twinserve.sim.results.files import POOL_GROUP, RunResult, dump_json, plain, pool_request_id
+from twinserve.sim.results.metrics_requests import RequestColumns
 from twinserve.traces.prefix import take
 from twinserve.traces.workload import BEST_EFFORT, Prefix, PrefixBlocks, Workload, WorkloadError
-from twinserve.traces.write import check_target, write_trace
+from twinserve.traces.write import check_target, write_together, write_trace
 
 
 def export_requests(result: RunResult, workload: Workload, path: Path) -> Path:
@@ -89,3 +92,53 @@ def _without_sharing(prefix: Prefix, prompts: np.ndarray) -> PrefixBlocks:
     own = prefix.distinct + np.arange(int(counts.sum()))
     offsets = np.concatenate([prefix.offsets, prefix.offsets[-1] + np.cumsum(counts)])
     return PrefixBlocks(np.concatenate([prefix.ids, own]), offsets, prefix.block_tokens)
+
+
+SWEEP = "summary.json"  # what `vllm bench sweep` calls its list of results
+
+
+def write_bench(path: Path, results: Mapping[str, RunResult]) -> None:
+    """One object; a list of one a policy where there are several, or where the file's name is that
+    of a sweep. Whole or not at all."""
+    found = [plain(bench_result(label, result)) for label, result in results.items()]
+    one = len(found) == 1 and path.name != SWEEP
+    write_together([(path, dump_json(found[0] if one else found).encode())])
+
+
+def bench_result(label: str, result: RunResult) -> dict[str, Any]:
+    """The metrics of the summary, which have vLLM's names already, and each request.
+
+    Gaps between tokens are kept for all requests together, so that those of one request are even
+    here. A request that was not served has no times, and says how it ended. Times of sending are
+    seconds of the run.
+    """
+    r = RequestColumns.of(result.rows.requests)
+    order = np.argsort(r.arrival, kind="stable")
+    done, sent = r.finished[order], ~np.isnan(r.arrival[order])
+    arrival = r.arrival[order]
+    span = float(np.ptp(arrival[sent])) if sent.any() else 0.0
+    ttft, tpot, e2el = (np.where(r.finished, v, 0.0)[order] for v in (r.ttft, r.tpot, r.e2el))
+    outputs = np.where(r.finished, r.output, 0)[order].astype(int)
+    ends = result.rows.requests["outcome"].to_numpy()[order]
+    numbers = {
+        name: value for name, value in result.summary.items() if isinstance(value, (int, float))
+    }
+    return {
+        "backend": "twinserve",
+        "label": label,
+        "policy": label,
+        "model_id": result.config.get("profile", {}).get("llm", {}).get("name", ""),
+        "num_prompts": len(order),
+        "request_rate": (int(sent.sum()) - 1) / span if span > 0 else "inf",
+        "burstiness": 1.0,
+        "max_concurrency": None,
+        **numbers,
+        "input_lens": r.prompt[order].astype(int).tolist(),
+        "output_lens": outputs.tolist(),
+        "start_times": np.where(sent, arrival, 0.0).tolist(),
+        "ttfts": ttft.tolist(),
+        "itls": [[gap] * max(n - 1, 0) for gap, n in zip(tpot.tolist(), outputs, strict=True)],
+        "latencies": e2el.tolist(),
+        "generated_texts": [""] * len(order),
+        "errors": ["" if ok else str(how) for ok, how in zip(done, ends, strict=True)],
+    }

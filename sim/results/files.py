@@ -35,7 +35,7 @@ import numpy as np
 
 from twinserve.errors import worded
 from twinserve.formats import parse_json
-from twinserve.sim.results.checked import RUN, SUMMARY, TIMING, Shape, check_rows, check_shape
+from twinserve.sim.results.checked import SHAPES, Shape, check_rows, check_shape
 from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.folders import (
     ResultsError,
@@ -233,7 +233,7 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
         raise ResultsError(
             f"{folder}: holds no run (run.json is missing); give the --out folder of a run"
         )
-    run, version = RESULTS.opened(_read_json(file, RUN), file, ResultsError)
+    run, version = RESULTS.opened(_read_json(file, SHAPES["run"]), file, ResultsError)
     names = (*TABLES, *OPTIONAL_TABLES)
     there = {name: path for name in names if (path := folder / f"{name}.parquet").exists()}
     tables = {name: _read_table(path) for name, path in there.items()}
@@ -252,8 +252,8 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
     return RunResult(
         RunRows(**frames, kv_total_blocks=int(total)),
         config=stored.run,
-        timing=_read_json(folder / "timing.json", TIMING),
-        summary=_read_json(folder / "summary.json", SUMMARY),
+        timing=_read_json(folder / "timing.json", SHAPES["timing"]),
+        summary=_read_json(folder / "summary.json", SHAPES["summary"]),
     )
 
 

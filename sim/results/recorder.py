@@ -20,7 +20,7 @@ from twinserve.policies.parts.runs import growth_of
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.results.columns import Columns
-from twinserve.sim.results.schemas import OUTCOMES
+from twinserve.sim.results.schemas import OUTCOMES, REQUESTS
 from twinserve.sim.results.steps import GapPool, RecordedGaps, RecordedSteps
 
 if TYPE_CHECKING:
@@ -354,21 +354,8 @@ def request_columns(requests: RequestTable, replica: int, group_names: list[str]
         "priority": requests.priority,
         "replica": np.full(len(requests), replica),
     }
-    for name in (
-        "arrival_s",
-        "first_scheduled_s",
-        "first_token_s",
-        "last_token_s",
-        "prompt_tokens",
-        "output_tokens",
-        "hit_tokens",
-        "recomputes",
-        "swaps",
-        "swapped_tokens",
-        "late_tokens",
-        "slo_ttft_s",
-        "slo_tpot_s",
-    ):
+    of_table = list(REQUESTS)
+    for name in of_table[of_table.index("arrival_s") : of_table.index("finished")]:
         found[name] = getattr(requests, name).copy()
     found["swapped_tokens"] = np.rint(found["swapped_tokens"]).astype(np.int64)
     found["finished"] = requests.end == End.COMPLETED

@@ -9,12 +9,16 @@ an error between the two ends moves a metric less.
 
 Policies are fitted to the step times of the run that they are in, as they would be on the engine.
 Objectives, arrivals and KV memory stay what they are.
+
+What a fleet would have kept without its failures, and with one more replica (N + 1): runs beside
+the one in question, over the same requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from twinserve.policies.registry import PolicySpec
 from twinserve.profiles.evidence import ExpectedErrors, described, expected_errors
@@ -26,56 +30,30 @@ from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.paths import lookup
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.front_end import parse_front_end
+from twinserve.sim.setup.hardware import most_decodes
 from twinserve.sim.setup.inputs import Inputs
-from twinserve.sim.setup.measured_range import most_decodes
 from twinserve.sim.setup.run import PLAIN, Report, run_policy
 
 _SIDES = {"slow": 1, "fast": -1}
 _OF_CLASS = (
     *(f"{q}_{m}_ms" for m in ("ttft", "tpot", "e2el") for q in ("mean", "p50", "p90", "p99")),
-    "normalized_latency_ms",
-    "ttft_attainment",
-    "tpot_attainment",
-    "every_gap_attainment",
-    "e2el_attainment",
-    "slo_attainment",
-    "request_goodput",
-    "request_throughput",
+    *("normalized_latency_ms", "ttft_attainment", "tpot_attainment", "every_gap_attainment"),
+    *("e2el_attainment", "slo_attainment", "request_goodput", "request_throughput"),
 )
-_OF_FAILURES = (
-    *("failed", "late", "discarded_output_tokens", "lost_kv_tokens"),
-    *("mean_recovery_s", "max_recovery_s", "not_recovered"),
-)
-_OF_AUTOSCALING = ("gpu_hours", "mean_replicas", "most_replicas", "started", "drained", "turns")
+_FURTHER = """classes.be.window_request_throughput classes.be.window_total_token_throughput
+classes.rt.rejected classes.be.rejected applications.mean_jct_s applications.p90_jct_s
+total_token_throughput output_throughput unfinished timed_out rejected failed never_sent
+wasted_output_tokens duration kv.peak_use kv.prefix_hit_rate kv.host_hit_rate
+kv.preemptions.recompute kv.preemptions.swap scheduler.mean_batch speculation.acceptance_rate
+speculation.mean_acceptance_length failures.failed failures.late failures.discarded_output_tokens
+failures.lost_kv_tokens failures.mean_recovery_s failures.max_recovery_s failures.not_recovered
+autoscaling.gpu_hours autoscaling.mean_replicas autoscaling.most_replicas autoscaling.started
+autoscaling.drained autoscaling.turns"""
 # Where the main metrics stand in summary.json.
 METRICS = (
     *(f"classes.rt.{name}" for name in _OF_CLASS),
     *(f"classes.be.{name}" for name in _OF_CLASS),
-    "classes.be.window_request_throughput",
-    "classes.be.window_total_token_throughput",
-    "classes.rt.rejected",
-    "classes.be.rejected",
-    "applications.mean_jct_s",
-    "applications.p90_jct_s",
-    "total_token_throughput",
-    "output_throughput",
-    "unfinished",
-    "timed_out",
-    "rejected",
-    "failed",
-    "never_sent",
-    "wasted_output_tokens",
-    "duration",
-    "kv.peak_use",
-    "kv.prefix_hit_rate",
-    "kv.host_hit_rate",
-    "kv.preemptions.recompute",
-    "kv.preemptions.swap",
-    "scheduler.mean_batch",
-    "speculation.acceptance_rate",
-    "speculation.mean_acceptance_length",
-    *(f"failures.{name}" for name in _OF_FAILURES),
-    *(f"autoscaling.{name}" for name in _OF_AUTOSCALING),
+    *_FURTHER.split(),
 )
 
 
@@ -225,3 +203,59 @@ def said_of_bars(inputs: Inputs, decodes: int = 0) -> str:
     front_end = "".join(f"; {label}" for label, _ in with_front_ends_off(inputs))
     off = f"step times off by the expected error: {errors}{front_end}"
     return f"low and high: {off} (docs/profiles.md)"
+
+
+WITHOUT, ONE_MORE = "without_failures", "one_more_replica"
+_WHOLE = ("completed", "failed", "timed_out", "p99_ttft_ms", "mean_ttft_ms", "mean_tpot_ms")
+_ATTAINMENT = "slo_attainment"
+
+
+def check_beside(inputs: Inputs) -> None:
+    """Raises SettingsError where nothing fails, or one replica more is not defined."""
+    if inputs.failures is None:
+        raise SettingsError("--spare: nothing fails; give --failures or --mttf")
+    if inputs.config.autoscale is not None:
+        raise SettingsError(
+            "--spare: an autoscaler says how many replicas there are; drop --spare or --autoscale"
+        )
+
+
+def add_beside(
+    inputs: Inputs,
+    spec: PolicySpec,
+    result: RunResult,
+    report: Report | None = None,
+    options: MetricsOptions = PLAIN,
+    begin: Callable[[str], None] = lambda label: None,
+) -> None:
+    """`failures.beside` of the result's summary: the same policy without failures, and with one
+    more replica (of each pool)."""
+    found: dict[str, dict[str, Any]] = {}
+    runs = {WITHOUT: replace(inputs, failures=None), ONE_MORE: with_one_more(inputs)}
+    found["this_run"] = kept(result)
+    for name, changed in runs.items():
+        begin(f"{spec.label} {name.replace('_', ' ')}")
+        found[name] = kept(run_policy(changed, spec, report, options))
+    result.summary["failures"]["beside"] = found
+
+
+def with_one_more(inputs: Inputs) -> Inputs:
+    """The same requests for a fleet with one more replica (of each pool). It comes after all
+    others, so that failures strike the same requests. What `--load` made of rates stays as it
+    is."""
+    config = inputs.config.model_copy(update={"replicas": inputs.config.replicas + 1})
+    if not inputs.pools:
+        return replace(inputs, config=config)
+    more = tuple(
+        replace(p, config=p.config.model_copy(update={"replicas": 1})) for p in inputs.pools
+    )
+    return replace(inputs, pools=inputs.pools + more)
+
+
+def kept(result: RunResult) -> dict[str, Any]:
+    """What is compared: ends, latencies of those that completed, and attainment by class."""
+    summary = result.summary
+    found = {name: summary[name] for name in _WHOLE}
+    for name, part in summary["classes"].items():
+        found[f"{name}_attainment"] = part.get(_ATTAINMENT)
+    return found

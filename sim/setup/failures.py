@@ -18,7 +18,7 @@ from twinserve.policies.names import hint
 from twinserve.sim.fleet.faults import Fault, Kind, Schedule
 from twinserve.sim.fleet.recovery import Action, Recovery
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.yaml_text import parse_yaml, text_of
+from twinserve.sim.setup.yaml_text import parse_yaml, said_of, text_of
 
 _LATEST_S = 1e9
 _MOST_CRASHES = 10_000
@@ -115,21 +115,8 @@ def _row(where: str, number: int, row: Any) -> FaultSettings:
     try:
         return FaultSettings.model_validate(row)
     except ValidationError as error:
-        said = _said(error)
+        said = said_of(error, lambda _: FaultSettings, "failure")
     raise SettingsError(f"{where}: row {number}: {said}")
-
-
-def _said(error: ValidationError) -> str:
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    name, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-    known = sorted(FaultSettings.model_fields)
-    if first["type"] == "extra_forbidden":
-        return f"{name}: there is no such field{hint(name, known)}; there are {', '.join(known)}"
-    if first["type"] == "missing":
-        return f"{name}: is missing; give it"
-    if not name:
-        return said
-    return f"{name}: {said[0].lower()}{said[1:]} (given: {first['input']!r})"
 
 
 def resolve_failures(

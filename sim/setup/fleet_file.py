@@ -15,10 +15,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from twinserve.policies.drafting import Method
-from twinserve.policies.names import hint
 from twinserve.sim.setup.config import SettingsError, StepTimesName, below
 from twinserve.sim.setup.speculation import MOST_DRAFTS
-from twinserve.sim.setup.yaml_text import parse_yaml, text_of
+from twinserve.sim.setup.yaml_text import parse_yaml, said_of, text_of
 
 AGGREGATED, PREFILL, DECODE = "aggregated", "prefill", "decode"
 _APART = (PREFILL, DECODE)
@@ -264,7 +263,7 @@ def read_fleet(given: str) -> FleetFile:
     try:
         settings = FleetSettings.model_validate(content)
     except ValidationError as error:
-        raise SettingsError(f"{where}: {_said(error)}") from None
+        raise SettingsError(f"{where}: {said_of(error, _part_of, 'pool')}") from None
     text = json.dumps(settings.model_dump(exclude_unset=True, exclude={"router"}), sort_keys=True)
     return FleetFile(where, settings, text)
 
@@ -282,35 +281,6 @@ _PARTS: Mapping[str, type[_Part]] = {
     "speculate": SpeculateSettings,
     "connector": ConnectorSettings,
 }
-
-
-def _said(error: ValidationError) -> str:
-    """The first thing that is wrong: field, what, and what to do."""
-    errors = error.errors()  # a typo explains what is missing
-    first = min(errors, key=lambda one: one["type"] != "extra_forbidden")
-    loc, given = first["loc"], first.get("input")
-    path, said = _path(loc), first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        known = sorted(_part_of(loc).model_fields)
-        return (
-            f"{path}: there is no such field{hint(str(loc[-1]), known)}; there are "
-            f"{', '.join(known)}"
-        )
-    if first["type"] == "missing":
-        return f"{path}: is missing; give it"
-    if first["type"] == "too_short":
-        return f"{path}: the list is empty; write at least one pool"
-    if not loc:
-        return said
-    shown = f" (given: {given!r})" if isinstance(given, (str, int, float, type(None))) else ""
-    return f"{path}: {said[0].lower()}{said[1:]}{shown}"
-
-
-def _path(loc: Sequence[int | str]) -> str:
-    path = ""
-    for part in loc:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path.lstrip(".")
 
 
 def _part_of(loc: Sequence[int | str]) -> type[_Part]:

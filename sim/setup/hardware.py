@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twinserve.policies.base import EngineLimits
 from twinserve.profiles.composition import StepTimeModel
+from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.host import NO_HOST_TIME, HostTime, host_time
 from twinserve.profiles.memory import (
     EXACT,
@@ -20,6 +21,7 @@ from twinserve.profiles.memory import (
 )
 from twinserve.profiles.profile import Profile
 from twinserve.profiles.step_times import Choice, StepTimes, choose
+from twinserve.sim.results.steps import Steps
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.speculation import (
     Speculation,
@@ -199,3 +201,23 @@ def host_of(profile: Profile, config: SimulationConfig) -> HostTime:
     if config.host_time == "auto" and not profile.knows_host_time:
         return NO_HOST_TIME
     return host_time(config.host_time, config.async_scheduling)
+
+
+def most_decodes(steps: Steps) -> int:
+    """In one step."""
+    return int(steps.first("decode_requests").max()) if len(steps) else 0
+
+
+def outside(profile: Profile, steps: Steps) -> list[str]:
+    """That a run had more requests at once than its profile was measured with."""
+    most, known = most_decodes(steps), profile.most_requests
+    if known is None or most <= known:
+        return []
+    seconds, decodes = steps.seconds(), steps.first("decode_requests").repeat(steps.lengths)
+    share = seconds[decodes > known].sum() / seconds.sum()
+    error = expected_errors(profile, decodes=most).decode
+    return [
+        f"profile {profile.name} was measured with up to {known:,} requests at once; here up to "
+        f"{most:,} decode, and more than {known:,} in {share:.0%} of the time: expected error of "
+        f"decodes {error.error:.0%}, not {expected_errors(profile).decode.error:.0%}"
+    ]

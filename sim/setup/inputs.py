@@ -168,7 +168,7 @@ def resolve(
     check_speculation(config, policies, pools)
     hardware = pools[0].hardware if pools else resolve_hardware(config, sources)
     if config.autoscale is not None:
-        from twinserve.sim.setup.autoscaling import check_autoscaling  # for those that scale
+        from twinserve.sim.setup.demand import check_autoscaling  # for those that scale
 
         check_autoscaling(config, hardware)
     config, failures = _failures(config, _machines(config, hardware, pools))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from twinserve.backends.host_transfers import HostTransfers
+from twinserve.backends.links import HostTransfers
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.kv.offload.ledger import TieredLedger

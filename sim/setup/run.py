@@ -34,12 +34,11 @@ from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.metrics_fleet import GPUS
 from twinserve.sim.results.options import MetricsOptions, Warmup
-from twinserve.sim.setup.autoscaling import bounds_of
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.demand import demand_of
+from twinserve.sim.setup.demand import bounds_of, demand_of
 from twinserve.sim.setup.failures import resolve_recovery
+from twinserve.sim.setup.hardware import most_decodes, outside
 from twinserve.sim.setup.inputs import Inputs, resolve
-from twinserve.sim.setup.measured_range import most_decodes, outside
 from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
 from twinserve.sim.setup.offloading import HostStores
 from twinserve.sim.setup.replicas import (

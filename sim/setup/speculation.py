@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from twinserve.backends.acceptance import Acceptance, rates_of_length
-from twinserve.backends.recorded_acceptance import RecordedAcceptance
+from twinserve.backends.acceptance import Acceptance, RecordedAcceptance, rates_of_length
 from twinserve.policies.base import EngineLimits, Options
 from twinserve.policies.drafting import Drafting, DraftingLimits, Method
 from twinserve.policies.names import RegistryError, parse_options, validated

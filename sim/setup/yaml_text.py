@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from twinserve.formats import DEEPEST
+from twinserve.policies.names import hint
 from twinserve.sim.setup.config import SettingsError
 
 
@@ -72,3 +75,30 @@ def parse_yaml(where: str, text: str) -> Any:
         raise SettingsError(f"{where}: {line}this is not YAML ({error.problem})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SettingsError(f"{where}: {' '.join(str(error).split())}") from None
+
+
+def said_of(
+    error: ValidationError, part: Callable[[Sequence[int | str]], type[BaseModel]], what: str
+) -> str:
+    """The first thing that is wrong with settings: field, what, and what to do.
+
+    part  whose fields the last part of a place should be one of
+    what  an empty list lacks
+    """
+    errors = error.errors()  # a typo explains what is missing
+    first = min(errors, key=lambda one: one["type"] != "extra_forbidden")
+    loc, given = first["loc"], first.get("input")
+    path = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in loc).lstrip(".")
+    said = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        known = sorted(part(loc).model_fields)
+        near = hint(str(loc[-1]), known)
+        return f"{path}: there is no such field{near}; there are {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{path}: is missing; give it"
+    if first["type"] == "too_short":
+        return f"{path}: the list is empty; write at least one {what}"
+    if not loc:
+        return said
+    shown = f" (given: {given!r})" if isinstance(given, (str, int, float, type(None))) else ""
+    return f"{path}: {said[0].lower()}{said[1:]}{shown}"

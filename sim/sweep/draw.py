@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from twinserve.policies.names import hint
-from twinserve.sim.report.over import is_number
+from twinserve.sim.report.over import is_number, over
+from twinserve.sim.report.static import files, panels
 from twinserve.sim.setup.config import SettingsError
+from twinserve.traces.write import write_atomically
 
 DEFAULT_Y = (
     "classes.rt.mean_ttft_ms",
@@ -66,3 +70,21 @@ def choose_y(table: pd.DataFrame, wanted: Sequence[str]) -> list[str]:
                 f"--plot y={name}: no run has this number{hint(name, known)}; table.csv has all"
             )
     return list(wanted) or [name for name in DEFAULT_Y if name in known]
+
+
+def plot(
+    table: pd.DataFrame, axes: Sequence[str], x: str, names: Sequence[str], size: str = "page"
+) -> Figure:
+    """A panel for each of `names`, over the axis `x`; the key stands above, outside of them. size:
+    `page`, or `column` for one column of a paper."""
+    columns = 1 if size == "column" else 3 if len(names) == 3 else min(len(names), 2)
+    return panels([over(table, axes, x, name) for name in names], columns, size)
+
+
+def write_plots(out: Path, figure: Figure) -> list[Path]:
+    """plot.png, plot.svg and plot.pdf: the same bytes for the same figure. Raises WorkloadError."""
+    written = []
+    for kind, content in files(figure):
+        written.append(out / f"plot.{kind}")
+        write_atomically(written[-1], content)
+    return written

@@ -22,8 +22,7 @@ from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars
 from twinserve.sim.setup.hardware import Sources
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import PLAIN, run_each
-from twinserve.sim.sweep.digests import sources_digest
-from twinserve.sim.sweep.points import Kept
+from twinserve.sim.sweep.points import Kept, sources_digest
 from twinserve.traces.load import load_trace
 from twinserve.traces.workload import Workload
 

@@ -16,10 +16,16 @@ from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.run import PLAIN
 from twinserve.sim.sweep.combinations import Run
-from twinserve.sim.sweep.digests import content_digest, sources_digest, traces_digest
 from twinserve.sim.sweep.executors import Workers, completed
 from twinserve.sim.sweep.one import failure, one_run
-from twinserve.sim.sweep.points import KEPT, Kept, Store
+from twinserve.sim.sweep.points import (
+    KEPT,
+    Kept,
+    Store,
+    content_digest,
+    sources_digest,
+    traces_digest,
+)
 from twinserve.sim.sweep.repeats import Repeat
 from twinserve.traces.readers.sidecar import path_of
 

@@ -14,8 +14,8 @@ from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.error_bars import run_with_steps_off
+from twinserve.sim.setup.hardware import most_decodes
 from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.measured_range import most_decodes
 from twinserve.sim.setup.run import Report, run_policy
 from twinserve.sim.twin.compare import TOLERANCE, Row, table
 from twinserve.sim.twin.compare_report import timed

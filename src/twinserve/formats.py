@@ -10,6 +10,7 @@ version before into content of the new one. Writers and readers know only the pr
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import reprlib
@@ -49,6 +50,28 @@ def parse_json(text: str | bytes, **hooks: Any) -> Any:
 
 
 _TOO_DEEP = f"more than {DEEPEST} brackets within each other"
+
+
+def shipped_text(package: str | None, name: str) -> str:
+    """A file that ships with the module's `package`."""
+    inner = (package or "twinserve").split(".")[1:]  # importlib.resources takes long to load
+    return Path(__file__).parent.joinpath(*inner, name).read_text(encoding="utf-8")
+
+
+def shipped_rows(package: str | None, name: str) -> list[dict[str, str]]:
+    """The rows of a CSV file that ships. Lines that begin with # are remarks."""
+    lines = shipped_text(package, name).splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def shipped_json(package: str | None, name: str) -> dict[str, Any]:
+    """What a JSON file that ships holds."""
+    return json.loads(shipped_text(package, name))
+
+
+def number_or_none(cell: str) -> float | None:
+    """None for an empty cell."""
+    return float(cell) if cell else None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from tests.identity.mutations import Mutation, mutations
 from tests.identity.ours import OurScheduler
 from tests.identity.real_scheduler import RealScheduler
 from tests.parameters import mostly_nightly
-from twinserve.profiles.stages import layers_of_stages
+from twinserve.profiles.ranks import layers_of_stages
 
 pytestmark = [
     pytest.mark.slow,

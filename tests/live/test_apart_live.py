@@ -11,8 +11,8 @@ import pytest
 
 from tests.live.apart import BLOCK, recorded
 from twinserve.backends.live.apart.engine import Process
-from twinserve.backends.live.apart.folder import shared_folder
 from twinserve.backends.live.apart.host import Part
+from twinserve.backends.live.apart.shelf import shared_folder
 from twinserve.backends.live.engine.engine import LiveSettings
 from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
 from twinserve.sim.twin.apart import Recorded, run_apart

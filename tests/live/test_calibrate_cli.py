@@ -13,6 +13,7 @@ from twinserve.backends.live.versions import LiveEngineError
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.calibrate import calibrate
 from twinserve.sim.results.files import ResultsError
+from twinserve.sim.setup.config import SettingsError
 
 CONFIG = {
     "model_type": "llama",
@@ -68,7 +69,7 @@ def test_a_model_that_a_profile_cannot_hold(tmp_path, model):
 
 
 def test_an_engine_argument_without_a_value(tmp_path, model):
-    with pytest.raises(LiveEngineError, match="give NAME=VALUE"):
+    with pytest.raises(SettingsError, match="write NAME=VALUE"):
         calibrate(model=model, out=tmp_path / "p.json", engine_arg=["enforce_eager"])
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from twinserve.backends.live.serving.client import bench
 from twinserve.experiments.serving.server import engine_arguments, start, write_small
-from twinserve.sim.results.bench_json import write_bench
-from twinserve.sim.results.export import export_requests
+from twinserve.sim.results.export import export_requests, write_bench
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy, simulate

@@ -7,8 +7,7 @@ import shlex
 import pytest
 
 from twinserve.sim.plan.candidates import candidates
-from twinserve.sim.plan.commands import serve_arguments
-from twinserve.sim.plan.start import emitted
+from twinserve.sim.plan.start import emitted, serve_arguments
 from twinserve.sim.setup.config import SimulationConfig
 
 pytestmark = pytest.mark.live

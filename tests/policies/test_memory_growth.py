@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinserve.policies.kv.free import FreeStack
-from twinserve.policies.kv.zeros import zeros_by_page
+from twinserve.policies.kv.free import FreeStack, zeros_by_page
 from twinserve.policies.registry import ledger_class, ledger_names
 from twinserve.policies.requests import RequestTable
 

@@ -14,7 +14,7 @@ from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.forms.efficiency import FAMILIES
 from twinserve.profiles.gpus import FEW_BITS
 from twinserve.profiles.models.config import read_config
-from twinserve.profiles.models.published import PUBLISHED, SEEN
+from twinserve.profiles.models.hub_ids import PUBLISHED, SEEN
 from twinserve.profiles.operators.shipped import operator_profile
 from twinserve.profiles.overview import gpu_rows, model_rows
 from twinserve.profiles.profile import derive_profile, load_profile

@@ -8,8 +8,8 @@ from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.memory import with_fp8_kv, with_server_flags
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import derive_profile, load_profile
+from twinserve.profiles.ranks import layers_of_stages, stage_models, without_embeddings
 from twinserve.profiles.specs import ProfileError
-from twinserve.profiles.stages import layers_of_stages, stage_models, without_embeddings
 
 MODELS = ["llama-3.1-8b", "gpt-oss-120b", "deepseek-v3", "qwen3-30b-a3b", "gemma-3-27b"]
 

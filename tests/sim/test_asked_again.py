@@ -21,7 +21,7 @@ from twinserve.sim.report.plan_part import again
 from twinserve.sim.results.files import plain
 from twinserve.sim.results.versions import PLANS
 from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.sweep import plots
+from twinserve.sim.sweep import draw
 from twinserve.sim.sweep.executors import local
 
 # Of each command: options that change nothing of what is asked, and every other one.
@@ -129,7 +129,7 @@ def test_every_measure_of_a_run_and_of_a_sweep_is_tried():
 def test_the_page_of_a_run_and_of_a_sweep(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("twinserve.sim.sweep.executors.processes", local)
-    monkeypatch.setattr(plots, "write_plots", lambda *_: None)
+    monkeypatch.setattr(draw, "write_plots", lambda *_: None)
     write_trace(tmp_path / "t.csv", count=30)
     (tmp_path / "f.csv").write_text("replica,kind,at_s\n1,crash,1\n")
     base = "--trace t.csv --replicas 2 --failures f.csv --no-prefix-caching --window 0 9".split()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from twinserve.sim.cli.main import BAD_INPUT, main
-from twinserve.sim.results.bench_json import bench_result, write_bench
+from twinserve.sim.results.export import bench_result, write_bench
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.run import simulate
 from twinserve.sim.twin.served import of_measurement, of_run

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.benched import bench, queued, run_of
 from twinserve.sim.cli.main import main
 from twinserve.sim.report.html import write_report
-from twinserve.sim.results.bench_json import bench_result
+from twinserve.sim.results.export import bench_result
 from twinserve.sim.results.files import write_run
 from twinserve.sim.twin import compare
 from twinserve.sim.twin.compare_terms import rerun

@@ -11,8 +11,8 @@ import twinserve as ts
 from twinserve.errors import TwinserveError
 from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.faults import Fault, Kind
-from twinserve.sim.setup.beside import with_one_more
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.error_bars import with_one_more
 from twinserve.sim.setup.failures import read_failures, resolve_failures
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy

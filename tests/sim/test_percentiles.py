@@ -12,7 +12,7 @@ from twinserve.sim.report.table import render_table, table_rows
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.sim.results.options import MetricsOptions, percentile_name
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.setup.measured import parse_percentiles
+from twinserve.sim.setup.objectives import parse_percentiles
 
 
 def asked(*percentiles: float) -> dict:

@@ -14,11 +14,11 @@ from twinserve.profiles.profile import derive_profile, save_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import main
 from twinserve.sim.plan.candidates import candidates
-from twinserve.sim.plan.commands import serve_arguments
 from twinserve.sim.plan.document import described
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
 from twinserve.sim.plan.show import foot_lines, head_lines, memory_of, warnings
+from twinserve.sim.plan.start import serve_arguments
 from twinserve.sim.plan.trial import TrialSpec, run_trial
 from twinserve.sim.report.html import write_report
 from twinserve.sim.setup.config import SettingsError, SimulationConfig

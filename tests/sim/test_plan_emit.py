@@ -11,8 +11,7 @@ from tests.sim.planned import write_trace
 from twinserve.profiles.gpu_labels import gpu_of_label
 from twinserve.sim.cli.main import BAD_INPUT, main
 from twinserve.sim.plan.candidates import candidates
-from twinserve.sim.plan.commands import serve_arguments
-from twinserve.sim.plan.start import FILES, LABELS, emitted
+from twinserve.sim.plan.start import FILES, LABELS, emitted, serve_arguments
 from twinserve.sim.serve_line.settings import from_vllm
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware

@@ -11,8 +11,7 @@ from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
 from twinserve.sim.plan.savings import HOURS_A_MONTH, Needed, Saving, savings
 from twinserve.sim.plan.show import foot_lines
-from twinserve.sim.report.plan_part import SHAPE
-from twinserve.sim.results.checked import check_shape
+from twinserve.sim.results.checked import SHAPES, check_shape
 from twinserve.sim.sweep.executors import InThisProcess
 
 
@@ -72,7 +71,7 @@ def test_a_saving_is_the_difference_of_two_brute_forces(trace, slo, usd, policie
             assert told == wanted[policy]
     document = described(found, {})
     assert [one["line"] for one in document["savings"]] == foot_lines(found, {})[-2:]
-    check_shape(document, SHAPE, "plan.json")
+    check_shape(document, SHAPES["plan"], "plan.json")
 
 
 def needed(replicas: int, tp: int = 1, usd: float | None = 2.0, answer: str = "meets") -> Needed:

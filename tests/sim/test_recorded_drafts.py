@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twinserve.backends.acceptance import Acceptance, uniform
-from twinserve.backends.recorded_acceptance import DraftsPartedError, RecordedAcceptance
+from twinserve.backends.acceptance import Acceptance, DraftsPartedError, RecordedAcceptance, uniform
 from twinserve.backends.speculating import SpeculatingBackend
 from twinserve.policies.baselines.vllm_drafts import VllmDrafts
 from twinserve.policies.registry import policy_class, policy_for, policy_names

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from twinserve.backends.live.apart import engine, folder
+from twinserve.backends.live.apart import engine, shelf
 from twinserve.backends.live.apart.shelf import Shelf
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.sim.cli.main import main
@@ -98,14 +98,14 @@ def test_an_engine_that_says_nothing_is_an_error_and_is_ended(monkeypatch):
 
 
 def test_folders_of_runs_that_were_killed_are_taken_away(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "_MEMORY", tmp_path)
+    monkeypatch.setattr(shelf, "_MEMORY", tmp_path)
     old, begun, used = (tmp_path / f"twinserve-apart-{name}" for name in ("old", "new", "used"))
     for one in (old, begun, used):
         one.mkdir()
     (old / "lock").touch()
     with (used / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with folder.shared_folder() as name, folder.shared_folder() as other:
+        with shelf.shared_folder() as name, shelf.shared_folder() as other:
             assert sorted(tmp_path.iterdir()) == sorted([begun, used, Path(name), Path(other)])
     assert sorted(tmp_path.iterdir()) == [begun, used]
 

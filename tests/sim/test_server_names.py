@@ -8,8 +8,7 @@ from tests.sim.test_serve_line import truth
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.gpu_labels import gpu_of_label, machine_of_label
 from twinserve.profiles.gpus import GPUS
-from twinserve.profiles.models.hub_ids import catalogue_name, longest_request
-from twinserve.profiles.models.published import PUBLISHED
+from twinserve.profiles.models.hub_ids import PUBLISHED, catalogue_name, longest_request
 from twinserve.profiles.specs import ProfileError
 
 

@@ -18,7 +18,7 @@ from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import add_error_bars
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_each, run_policy
-from twinserve.sim.sweep import one, plots
+from twinserve.sim.sweep import draw, one
 from twinserve.sim.sweep.executors import InThisProcess, completed, local, processes
 from twinserve.sim.sweep.one import flat
 from twinserve.sim.sweep.output import write_results
@@ -43,7 +43,7 @@ def sweep(out: Path, *words: str) -> int:
 @pytest.fixture(autouse=True)
 def _undrawn(monkeypatch):
     """What is drawn is the matter of test_sweep_plots.py."""
-    monkeypatch.setattr(plots, "plot", lambda *_: new_figure(1, 1))
+    monkeypatch.setattr(draw, "plot", lambda *_: new_figure(1, 1))
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,7 @@ from matplotlib.colors import to_hex
 from tests.examples import examples
 from twinserve.sim.report.over import with_digits
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.sweep.draw import choose_x, choose_y, parse_plot
-from twinserve.sim.sweep.plots import plot, write_plots
+from twinserve.sim.sweep.draw import choose_x, choose_y, parse_plot, plot, write_plots
 
 NAMES = ("mean_ttft_ms", "output_throughput")
 

@@ -12,7 +12,7 @@ import pytest
 from tests.sim.planned import write_trace
 from twinserve.sim.cli.main import main
 from twinserve.sim.results.blocks import half_widths
-from twinserve.sim.sweep import plots
+from twinserve.sim.sweep import draw
 from twinserve.sim.sweep.executors import local
 
 COMPARED = "-p vllm -p sarathi --rate-scale 3 --profile llama-3.1-8b@l40s --baseline policy=vllm"
@@ -22,7 +22,7 @@ TTFT = "classes.rt.mean_ttft_ms"
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch):
     monkeypatch.setattr("twinserve.sim.sweep.executors.processes", local)
-    monkeypatch.setattr(plots, "write_plots", lambda *_: None)
+    monkeypatch.setattr(draw, "write_plots", lambda *_: None)
 
 
 def sweep(out, *words: str) -> int:

@@ -20,7 +20,7 @@ from twinserve.sim.results.metrics_requests import warmup_end_s
 from twinserve.sim.results.options import MetricsOptions, Warmup, read_options
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.measured import parse_warmup
+from twinserve.sim.setup.objectives import parse_warmup
 from twinserve.sim.setup.run import run_policy, simulate
 from twinserve.traces.workload import WorkloadError
 

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from tests.sim.test_metrics import request, rows_of
 from tests.sim.test_results_rows import empty_rows, toy_rows
-from twinserve.sim.report.windows import MOST_LINES, of_interest, print_windows
+from twinserve.sim.report.fleet import MOST_LINES, of_interest, print_windows
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.sim.results.options import MetricsOptions, Objective, Warmup, read_options
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.measured import metrics_options
+from twinserve.sim.setup.objectives import metrics_options
 from twinserve.sim.setup.run import simulate
 from twinserve.traces.load import load_trace
 

@@ -19,15 +19,8 @@ from twinserve.traces.workload import Workload
 NAME = "bailian"
 BLOCK_TOKENS = 16
 # parent_chat_id and turn say what the block ids say too; type is text, image, file or search
-FIELDS = (
-    "chat_id",
-    "parent_chat_id",
-    "turn",
-    "type",
-    "timestamp",
-    "input_length",
-    "output_length",
-    "hash_ids",
+FIELDS = tuple(
+    "chat_id parent_chat_id turn type timestamp input_length output_length hash_ids".split()
 )
 
 

@@ -27,26 +27,12 @@ from twinserve.traces.workload import CLASS_NAMES, Workload, WorkloadError
 
 NAME = "mooncake"
 BLOCK_TOKENS = 512
-FIELDS = (
-    "timestamp",
-    "input_length",
-    "input_tokens",
-    "text_input",
-    "output_length",
-    "output_tokens",
-    "hash_ids",
-    "session_id",
-    "delay",
-    "delay_ms",
-    "priority",
-    "request_id",
-    "class",
-    "slo_ttft_s",
-    "slo_tpot_s",
-    "group",
-    "app",
-    "stage",
-    "block_size",
+FIELDS = tuple(
+    (
+        "timestamp input_length input_tokens text_input output_length output_tokens hash_ids "
+        "session_id delay delay_ms priority request_id class slo_ttft_s slo_tpot_s group app "
+        "stage block_size"
+    ).split()
 )
 INT64 = (-(2**63), 2**63 - 1)
 

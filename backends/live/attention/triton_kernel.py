@@ -19,6 +19,8 @@ import triton.language as tl
 
 from twinserve.backends.live.attention.slots import BACKWARD as _BACKWARD
 
+# Arguments of kernels stand in rows.
+# fmt: off
 BACKWARD = tl.constexpr(_BACKWARD)
 NOTHING = tl.constexpr(float("-inf"))
 
@@ -55,28 +57,9 @@ def _slot_of(entry, rank, BLOCK: tl.constexpr):
 
 @triton.jit
 def _add_tile(
-    total,
-    weight,
-    top,
-    tile,
-    queries,
-    query_positions,
-    key,
-    value,
-    table_row,
-    first_row,
-    width,
-    last,
-    stride_kb,
-    stride_ks,
-    stride_vb,
-    stride_vs,
-    scale,
-    HEAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    PARTIAL: tl.constexpr,
-    MASKED: tl.constexpr,
+    total, weight, top, tile, queries, query_positions, key, value, table_row, first_row, width,
+    last, stride_kb, stride_ks, stride_vb, stride_vs, scale, HEAD: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, PARTIAL: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Take one tile of keys and values into the running softmax: sum [ROWS, HEAD], weight and
@@ -131,36 +114,10 @@ def _add_tile(
 # compile while serving.
 @triton.jit(do_not_specialize=["skip", "sequences", "width"])
 def prefill(
-    out,
-    query,
-    key,
-    value,
-    table,
-    first,
-    seq_lens,
-    query_start,
-    skip,
-    sequences,
-    width,
-    scale,
-    stride_ot,
-    stride_oh,
-    stride_qt,
-    stride_qh,
-    stride_kb,
-    stride_ks,
-    stride_kh,
-    stride_vb,
-    stride_vs,
-    stride_vh,
-    stride_table,
-    stride_first,
-    GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    PARTIAL: tl.constexpr,
+    out, query, key, value, table, first, seq_lens, query_start, skip, sequences, width, scale,
+    stride_ot, stride_oh, stride_qt, stride_qh, stride_kb, stride_ks, stride_kh, stride_vb,
+    stride_vs, stride_vh, stride_table, stride_first, GROUP: tl.constexpr, HEAD: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PARTIAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Any number of new tokens a sequence. A program takes TOKENS of them, with all query heads of
@@ -219,55 +176,15 @@ def prefill(
     if not PARTIAL:
         for tile in tl.range(0, seen_by_all):
             total, weight, top = _add_tile(
-                total,
-                weight,
-                top,
-                tile,
-                queries,
-                before + tokens,
-                key,
-                value,
-                table_row,
-                first_row,
-                width,
-                last,
-                stride_kb,
-                stride_ks,
-                stride_vb,
-                stride_vs,
-                scale,
-                HEAD,
-                BLOCK,
-                TILE,
-                PARTIAL,
-                False,
-                PRECISION,
+                total, weight, top, tile, queries, before + tokens, key, value, table_row,
+                first_row, width, last, stride_kb, stride_ks, stride_vb, stride_vs, scale, HEAD,
+                BLOCK, TILE, PARTIAL, False, PRECISION,
             )
     for tile in tl.range(seen_by_all, tl.cdiv(places, TILE)):
         total, weight, top = _add_tile(
-            total,
-            weight,
-            top,
-            tile,
-            queries,
-            before + tokens,
-            key,
-            value,
-            table_row,
-            first_row,
-            width,
-            last,
-            stride_kb,
-            stride_ks,
-            stride_vb,
-            stride_vs,
-            scale,
-            HEAD,
-            BLOCK,
-            TILE,
-            PARTIAL,
-            True,
-            PRECISION,
+            total, weight, top, tile, queries, before + tokens, key, value, table_row, first_row,
+            width, last, stride_kb, stride_ks, stride_vb, stride_vs, scale, HEAD, BLOCK, TILE,
+            PARTIAL, True, PRECISION,
         )
     tl.store(
         out + (at * stride_ot + heads * stride_oh)[:, None] + part[None, :],
@@ -278,39 +195,11 @@ def prefill(
 
 @triton.jit(do_not_specialize=["width"])
 def decode(
-    out,
-    part_total,
-    part_weight,
-    part_top,
-    query,
-    key,
-    value,
-    table,
-    first,
-    seq_lens,
-    query_start,
-    width,
-    scale,
-    stride_ot,
-    stride_oh,
-    stride_qt,
-    stride_qh,
-    stride_kb,
-    stride_ks,
-    stride_kh,
-    stride_vb,
-    stride_vs,
-    stride_vh,
-    stride_table,
-    stride_first,
-    GROUP: tl.constexpr,
-    HEAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    PARTIAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SPLITS: tl.constexpr,
+    out, part_total, part_weight, part_top, query, key, value, table, first, seq_lens, query_start,
+    width, scale, stride_ot, stride_oh, stride_qt, stride_qh, stride_kb, stride_ks, stride_kh,
+    stride_vb, stride_vs, stride_vh, stride_table, stride_first, GROUP: tl.constexpr,
+    HEAD: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    PARTIAL: tl.constexpr, PRECISION: tl.constexpr, SPLITS: tl.constexpr,
 ):
     """One new token a sequence, its text shared out among SPLITS programs (flash decoding).
 
@@ -352,29 +241,9 @@ def decode(
     positions = tl.zeros([ROWS], tl.int32) + last
     for tile in tl.range(begin, end):
         total, weight, top = _add_tile(
-            total,
-            weight,
-            top,
-            tile,
-            queries,
-            positions,
-            key,
-            value,
-            table_row,
-            first_row,
-            width,
-            last,
-            stride_kb,
-            stride_ks,
-            stride_vb,
-            stride_vs,
-            scale,
-            HEAD,
-            BLOCK,
-            TILE,
-            PARTIAL,
-            True,
-            PRECISION,
+            total, weight, top, tile, queries, positions, key, value, table_row, first_row, width,
+            last, stride_kb, stride_ks, stride_vb, stride_vs, scale, HEAD, BLOCK, TILE, PARTIAL,
+            True, PRECISION,
         )
     if SPLITS == 1:
         tl.store(
@@ -391,14 +260,7 @@ def decode(
 
 @triton.jit
 def join_splits(
-    out,
-    part_total,
-    part_weight,
-    part_top,
-    query_start,
-    stride_ot,
-    stride_oh,
-    HEAD: tl.constexpr,
+    out, part_total, part_weight, part_top, query_start, stride_ot, stride_oh, HEAD: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
     """Put the splits of `decode` together. Grid: (sequences, heads). An empty split has top -inf
@@ -422,33 +284,10 @@ def join_splits(
 
 @triton.jit(do_not_specialize=["sequences", "width"])
 def store(
-    key,
-    value,
-    key_cache,
-    value_cache,
-    table,
-    first,
-    seq_lens,
-    query_start,
-    sequences,
-    width,
-    stride_kt,
-    stride_kn,
-    stride_vt,
-    stride_vn,
-    stride_kb,
-    stride_ks,
-    stride_kh,
-    stride_vb,
-    stride_vs,
-    stride_vh,
-    stride_table,
-    stride_first,
-    HEADS: tl.constexpr,
-    HEADS_UP: tl.constexpr,
-    HEAD: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTIAL: tl.constexpr,
+    key, value, key_cache, value_cache, table, first, seq_lens, query_start, sequences, width,
+    stride_kt, stride_kn, stride_vt, stride_vn, stride_kb, stride_ks, stride_kh, stride_vb,
+    stride_vs, stride_vh, stride_table, stride_first, HEADS: tl.constexpr, HEADS_UP: tl.constexpr,
+    HEAD: tl.constexpr, BLOCK: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """Write new keys and values to their slots. Grid: (tokens,); tokens beyond the last sequence
     only pad the batch."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from twinserve.backends.acceptance import DraftsPartedError, RecordedAcceptance
 from twinserve.backends.live.engine.backend import LiveBackend
 from twinserve.backends.live.engine.engine import StepAnswer, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.versions import LiveEngineError
-from twinserve.backends.recorded_acceptance import DraftsPartedError, RecordedAcceptance
 from twinserve.backends.speculating import SpeculatingBackend
 from twinserve.policies.plan import Verified
 from twinserve.policies.requests import RequestTable

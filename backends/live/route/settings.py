@@ -32,31 +32,8 @@ class KvEndpoints(NamedTuple):
 
 
 class RouteSettings(BaseModel):
-    """All times in seconds. Aliases are the names of the command's flags, for errors that name one.
-
-    workers          URLs of `vllm serve`, without /v1
-    poll_s           between two polls of a worker's /metrics; None: the router's own `interval`, or
-                     half a second
-    health_s, health_timeout_s, misses  between two health checks; how long one may take; failed
-                     ones in a row after which a worker is down
-    back_off_s       how long a worker that comes and goes is left out at most
-    retries          how often a request is sent again after a worker lost it
-    migrate          streamed answers that were begun go on elsewhere
-    max_in_flight    requests at workers at once; more of them wait
-    queue, queue_timeout_s  requests that may wait, and for how long
-    connections      of clients at once
-    body_bytes, header_bytes  of a request
-    body_timeout_s   until a request's body is complete
-    idle_timeout_s   a connection without a complete request's head
-    write_timeout_s  a client that reads nothing of its answer
-    drain_s          how long requests may take to end after SIGTERM
-    session_header   requests with the same value of it are one session
-    session_s        how long a session is remembered that sends nothing
-    clients          the file of clients that the servers have (docs/serving.md); None: none
-    kv_events        where each worker publishes KV events; see `endpoints`. Empty: nowhere
-    record           file for all that the router is told, is asked and says
-    profile          name or file of a profile, which tells workers' step times; None: not known
-    """
+    """All times in seconds. A field is the flag of `twinserve route` of its name, or of its alias
+    (`sim/cli/route.py` says what each means). kv_events: see `endpoints`."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True

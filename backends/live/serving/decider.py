@@ -25,15 +25,7 @@ from twinserve.policies.requests import End, State
 from twinserve.sim.engine.core import EngineCore
 
 _RUNNING = int(State.RUNNING)
-_KEPT_IN_RESTART = (
-    "arrival_s",
-    "service_class",
-    "priority",
-    "slo_ttft_s",
-    "slo_tpot_s",
-    "group",
-    "stage",
-)
+_KEPT_IN_RESTART = "arrival_s service_class priority slo_ttft_s slo_tpot_s group stage".split()
 
 
 class EngineState(NamedTuple):

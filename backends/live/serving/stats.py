@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from twinserve.formats import whole_file
 
 if TYPE_CHECKING:
     from twinserve.backends.live.serving.decider import Decider
@@ -69,17 +70,9 @@ class ServingStats:
         counts = {
             name: getattr(self, name)
             for name in (
-                "steps",
-                "decisions",
-                "arrived",
-                "finished",
-                "aborted",
-                "refused",
-                "preempted",
-                "hit_tokens",
-                "prompt_tokens",
-                "output_tokens",
-            )
+                "steps decisions arrived finished aborted refused preempted hit_tokens "
+                "prompt_tokens output_tokens"
+            ).split()
         }
         return {
             **self._labels,
@@ -110,12 +103,9 @@ class ServingStats:
         if self._path is None:
             return
         self._written, self._ends_written = time.monotonic(), self.ended
-        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}.partial")
         try:
-            partial.write_text(
-                json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n",
-                encoding="utf-8",
-            )
-            os.replace(partial, self._path)
+            with whole_file(self._path) as partial:
+                text = json.dumps(values, indent=2, sort_keys=True, allow_nan=False)
+                partial.write_text(f"{text}\n", encoding="utf-8")
         except OSError as error:
             logger.warning("stats_path %s cannot be written: %s", self._path, error.strerror)

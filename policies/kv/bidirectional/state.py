@@ -17,9 +17,8 @@ import numpy as np
 
 from twinserve.native.chosen import slots
 from twinserve.policies.kv.bidirectional.journal import Journal
-from twinserve.policies.kv.free import FreeStack
+from twinserve.policies.kv.free import FreeStack, zeros_by_page
 from twinserve.policies.kv.tiers import Tier
-from twinserve.policies.kv.zeros import zeros_by_page
 from twinserve.policies.requests import FIRST_ROWS
 
 _CELL_COLUMNS = ("owner", "count", "lack", "index", "start")

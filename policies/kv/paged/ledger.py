@@ -13,11 +13,11 @@ import numpy as np
 from twinserve.native.chosen import paged
 from twinserve.policies.kv.base import KvUsage, LedgerError
 from twinserve.policies.kv.events import KvEvents, KvListener
+from twinserve.policies.kv.free import zeros_by_page
 from twinserve.policies.kv.paged.one_queue import OneQueuePool
 from twinserve.policies.kv.paged.pool import BlockPool
 from twinserve.policies.kv.tiers import Tier
 from twinserve.policies.kv.undo import UndoLedger
-from twinserve.policies.kv.zeros import zeros_by_page
 from twinserve.policies.plan import DEVICE, HOST, KvMove
 from twinserve.policies.requests import FIRST_ROWS, RequestClass, RequestTable
 

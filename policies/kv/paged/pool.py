@@ -16,8 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from twinserve.policies.kv.events import KvEvents
-from twinserve.policies.kv.free import FreeStack
-from twinserve.policies.kv.zeros import zeros_by_page
+from twinserve.policies.kv.free import FreeStack, zeros_by_page
 
 # blocks of a cached chunk that are looked at beyond those wanted: some may be in use again
 LOOK_AHEAD = 64

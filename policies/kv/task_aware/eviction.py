@@ -20,8 +20,8 @@ from collections import deque
 
 import numpy as np
 
+from twinserve.policies.kv.free import zeros_by_page
 from twinserve.policies.kv.paged.pool import LOOK_AHEAD, BlockPool, longer
-from twinserve.policies.kv.zeros import zeros_by_page
 
 # Priorities are kept doubled, as whole numbers.
 _OFFLINE, _ONLINE = 0, 1

@@ -22,33 +22,16 @@ from twinserve.traces.readers.options import ReadOptions
 from twinserve.traces.workload import WorkloadError
 
 NAME = "vllm-bench"
-COLUMNS = (
-    "input_lens",
-    "output_lens",
-    "start_times",
-    "ttfts",
-    "itls",
-    "latencies",
-    "errors",
-    "queue_times",
+COLUMNS = tuple(
+    "input_lens output_lens start_times ttfts itls latencies errors queue_times".split()
 )
 # What describes the run rather than a request, and texts.
-SETTINGS = (
-    "date",
-    "endpoint_type",
-    "backend",
-    "label",
-    "model_id",
-    "tokenizer_id",
-    "num_prompts",
-    "request_rate",
-    "burstiness",
-    "max_concurrency",
-    "ramp_up_strategy",
-    "generated_texts",
-    "rps_change_events",
-    "request_goodput",
-    "spec_decode_per_position_acceptance_rates",
+SETTINGS = tuple(
+    (
+        "date endpoint_type backend label model_id tokenizer_id num_prompts request_rate "
+        "burstiness max_concurrency ramp_up_strategy generated_texts rps_change_events "
+        "request_goodput spec_decode_per_position_acceptance_rates"
+    ).split()
 )
 
 
