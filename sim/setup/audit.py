@@ -15,6 +15,7 @@ import pandas as pd
 
 from twinserve.own_code import fault
 from twinserve.policies.base import Policy
+from twinserve.policies.errors import PolicyError
 from twinserve.policies.plan import StepOutcome, StepPlan
 from twinserve.policies.registry import PolicySpec, ledger_names, parse_policy
 from twinserve.policies.requests import State
@@ -209,7 +210,7 @@ def check_policy(
                 )
                 try:
                     plans += _check_run(_inputs(settings, replace(spec, kv=name), seed))
-                except AssertionError as error:
+                except (AssertionError, PolicyError) as error:
                     raise AuditError(f"{where}: {error}") from error
     return plans
 

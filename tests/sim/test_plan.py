@@ -344,4 +344,4 @@ def test_the_page_says_how_far_it_was_looked_beyond_doubt(trace, tmp_path):
         one["answer"] = "undecided"
     (tmp_path / "plan.json").write_text(json.dumps(document))
     page = write_report([tmp_path], tmp_path / "page.html").read_text()
-    assert f"<td>&gt; {max(one['replicas'] for one in sizes)}</td>" in page
+    assert f">&gt; {max(one['replicas'] for one in sizes)}</td>" in page
