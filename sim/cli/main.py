@@ -171,6 +171,13 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
             _stop(_UNWRITTEN, INTERRUPTED)
         except _Terminated:
             _stop(_UNWRITTEN, TERMINATED)
+        except Exception as error:
+            # a signal that comes while pydantic's core builds a model ends as an error of its own
+            if type(error).__name__ == "SchemaError":
+                for cause, code in ((KeyboardInterrupt, INTERRUPTED), (_Terminated, TERMINATED)):
+                    if f"{cause.__name__}:" in str(error):
+                        _stop(_UNWRITTEN, code)
+            raise
 
     return guarded
 

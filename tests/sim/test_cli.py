@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic_core import SchemaError
 
 from tests.parameters import mostly_nightly
 from twinserve.sim.cli import entry
@@ -485,6 +486,17 @@ def test_simulate_ends_at_once_and_loses_nothing(tmp_path):
     assert (tmp_path / "out" / "summary.json").is_file()
     wrong = said("--requests", "-3")
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(("cause", "code"), [("KeyboardInterrupt", 130), ("_Terminated", 143)])
+def test_a_signal_while_models_are_built_is_still_one(cause, code, monkeypatch, capsys):
+    def app(given=None):
+        raise SchemaError(f"Error building `model` serializer:\n  SchemaError: ...\n  {cause}: ")
+
+    monkeypatch.setattr("twinserve.sim.cli.main.twinserve_app", app)
+    with pytest.raises(SystemExit) as ended:
+        main(["profiles"])
+    assert ended.value.code == code and "SchemaError" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
