@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parameters import mostly_nightly
 from twinserve.backends.live.versions import installed_vllm
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.setup.config import SimulationConfig
@@ -90,7 +91,9 @@ def test_cells_of_the_product_are_the_simulation(vllm):
         assert row["steps"] > 50 and row["error_pct"] == 0.0 and row["differs"] == "", row
 
 
-@pytest.mark.parametrize("policy", ["vllm", "bros:chunk=fit,kv=paged"])
+@pytest.mark.parametrize(
+    "policy", mostly_nightly(["vllm", "bros:chunk=fit,kv=paged"], "bros:chunk=fit,kv=paged")
+)
 def test_a_server_in_wall_time_is_compared_with_the_simulation(vllm, policy):
     from twinserve.sim.twin.validate_emulated import compare_emulated
 
@@ -191,6 +194,7 @@ def test_a_server_answers_repeats_itself_and_leaves_nothing_behind(vllm, tmp_pat
             os.killpg(served.process.pid, signal.SIGKILL)
 
 
+@pytest.mark.nightly
 def test_a_fleet_outlives_a_server_and_ends_with_its_front(vllm, tmp_path):
     arguments = ("--profile", "llama-3.1-70b@h100:tp4", "--replicas", "2", "-r", "round-robin")
     served = Served(tmp_path, *arguments)
