@@ -227,7 +227,10 @@ class EngineCore:
         self, end: End, now: float, plan: StepPlan | None, outcome: StepOutcome | None
     ) -> np.ndarray:
         """The engine has failed. Policy and ledger are lost with it and are not asked. Its requests
-        end as `end` unless they were withdrawn before."""
+        end as `end` unless they were withdrawn before. Returns int64[n]: the rows that ended.
+
+        plan, outcome  of the step under way, which is void
+        """
         requests = self.requests
         if self.under_way and plan is not None and outcome is not None:
             self._unshow(outcome.emitted)
