@@ -47,6 +47,7 @@ READERS = {
     "backends/live/route/front.py": HTTP,
     "backends/live/route/tokens.py": "what a server answers",
     "backends/live/serving/gate.py": HTTP,
+    "backends/live/serving/process.py": "what a server answers",
     "backends/live/serving/prometheus.py": "counts of the same server",
     "experiments/benchmark/main.py": "what a command that it has just run printed",
     "experiments/campaign/runs.py": "files of campaigns",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from twinserve.backends.live.emulate import serve as serving
-from twinserve.backends.live.emulate.pace import Lateness, WallPace
+from twinserve.backends.live.emulate.pace import WallPace
 from twinserve.backends.live.emulate.serve import check_port, engine_arguments
 from twinserve.backends.live.emulate.settings import KEY, emulated, read_emulated
 from twinserve.backends.live.emulate.steps import EmulatedSteps, TokenRange
@@ -123,9 +123,6 @@ def test_a_pace_makes_up_for_its_host_and_says_where_it_cannot(monkeypatch):
     assert pace.launch(0.010, False) == pytest.approx(107.010)
     line = pace.lateness.line()
     assert "4 steps, 0.0 s; 25.0 % of them ended late (1), by 0.02 s" in line
-    many = Lateness(12345, 1234, 5.5, 2345.5)
-    assert Lateness.read(f"{line}\n(EngineCore) INFO {many.line()}\nbye") == many
-    assert Lateness.read("nothing") == Lateness()
 
 
 def test_the_server_gets_the_profiles_memory_and_limits():

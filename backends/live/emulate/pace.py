@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -35,18 +34,6 @@ class Lateness:
             f"ended late ({self.late:,}), by {self.late_s:,.2f} s in all, since the host was not "
             "ready"
         )
-
-    @classmethod
-    def read(cls, log: str) -> Lateness:
-        """The last such line of a log; nothing where there is none."""
-        found = _LINE.findall(log.replace(",", ""))
-        if not found:
-            return cls()
-        steps, busy_s, late, late_s = found[-1]
-        return cls(int(steps), int(late), float(late_s), float(busy_s))
-
-
-_LINE = re.compile(r"emulated GPU: (\d+) steps (\S+) s; .*?late \((\d+)\) by (\S+) s in all")
 
 
 class WallPace:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
+from dataclasses import asdict
 
 import torch
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -111,6 +112,12 @@ class EmulatedWorker(WorkerBase):
         lateness = getattr(self.pace, "lateness", None)
         if lateness is not None and lateness.steps % _LOG_STEPS == _LOG_STEPS - 1:
             logger.info("%s", lateness.line())
+
+    def lateness(self) -> dict | None:
+        """Return the counts of `Lateness` so far; None in virtual time. A development server
+        answers it as /collective_rpc."""
+        found = getattr(self.pace, "lateness", None)
+        return None if found is None else asdict(found)
 
     # -- what an engine asks besides ---------------------------------------------------------------
     def get_supported_tasks(self) -> tuple[str, ...]:

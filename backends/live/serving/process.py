@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -111,6 +112,20 @@ class ServerProcess:
         raise LiveEngineError(
             f"vllm serve did not come up in {timeout_s:g} s:\n{self.said()[-_TOLD:]}"
         )
+
+    def called(self, method: str, timeout_s: float = 60.0) -> dict:
+        """Return what `method` of the worker answers, of a server with VLLM_SERVER_DEV_MODE=1.
+        LiveEngineError if the server does not."""
+        asked = urllib.request.Request(
+            f"{self.url}/collective_rpc",
+            json.dumps({"method": method}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
+                return json.load(answer)["results"][0]
+        except OSError as error:
+            raise LiveEngineError(f"vllm serve does not answer {method}: {error}") from error
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """As an operator would; its children too where it does not end."""
