@@ -1,9 +1,11 @@
 """What all tests share: how many examples property tests draw, which files begin, and less work
 beside the tests."""
 
+import asyncio
 import contextlib
 import gc
 import importlib
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -106,6 +108,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             large.add((item.path, item.get_closest_marker("live") is not None))
     turn = {TESTS / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: turn.get(item.path, len(turn)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in an event loop of its own; one that hangs fails."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+
+    async def limited() -> None:
+        async with asyncio.timeout(120):
+            await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+
+    asyncio.run(limited())
+    return True
 
 
 def pytest_collection_finish() -> None:

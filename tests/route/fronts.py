@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from twinserve.backends.live.route.names import Sessions
@@ -93,16 +93,6 @@ async def scene(
         await front.stop()
         for fake in fakes:
             await fake.stop()
-
-
-def run(test: Callable[[], Awaitable[None]], seconds: float = 120.0) -> None:
-    """A test that is a coroutine; one that hangs fails."""
-
-    async def limited() -> None:
-        async with asyncio.timeout(seconds):
-            await test()
-
-    asyncio.run(limited())
 
 
 def text(events: list[dict[str, Any]]) -> str:

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tests.route.fronts import run, scene, text
+from tests.route.fronts import scene, text
 from tests.route.test_front import words
 from twinserve.backends.live.route.continuation import CHAT, COMPLETIONS, Continuation, obstacle
 from twinserve.backends.live.route.messages import Events, data_of
@@ -20,81 +20,69 @@ MESSAGES = [{"role": "user", "content": "w5 w6"}]
 @pytest.mark.usefixtures("http")
 @pytest.mark.parametrize("after", [0, 1, 5, 7])
 @pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
-def test_the_client_gets_the_rest(after, chat):
-    async def test() -> None:
-        async with scene(2, pace_s=0.005) as made:
-            made.workers[0].dies_after = after
-            if chat:
-                events = await made.stream(CHAT, messages=MESSAGES, stream_options=USAGE)
-                wanted, prompt = words("user w5 w6", 8), 3
-            else:
-                events = await made.stream(prompt="w1 w2", stream_options=USAGE)
-                wanted, prompt = words("w1 w2", 8), 2
-            assert text(events) == wanted and events[-1] == {}
-            assert len({e["id"] for e in events[:-1]}) == 1  # one answer
-            assert len({e["object"] for e in events[:-1]}) == 1
-            assert [u for e in events if (u := e.get("usage"))] == [
-                {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8}
-            ]
-            finished = [c.get("finish_reason") for e in events[:-1] for c in e["choices"]]
-            assert finished[-1] == "length" and set(finished[:-1]) <= {None}
-            assert not any(c.get("token_ids") for e in events[:-1] for c in e["choices"])
-            url = made.workers[0].url
-            begun = after > 0 or chat
-            kind = "migrations" if begun else "retries"
-            assert await made.metric(f'twinserve_route_{kind}_total{{worker="{url}"}}') == 1
-            assert len(made.workers[1].seen) == 1 and made.front.fleet.in_flight == 0
-
-    run(test)
+async def test_the_client_gets_the_rest(after, chat):
+    async with scene(2, pace_s=0.005) as made:
+        made.workers[0].dies_after = after
+        if chat:
+            events = await made.stream(CHAT, messages=MESSAGES, stream_options=USAGE)
+            wanted, prompt = words("user w5 w6", 8), 3
+        else:
+            events = await made.stream(prompt="w1 w2", stream_options=USAGE)
+            wanted, prompt = words("w1 w2", 8), 2
+        assert text(events) == wanted and events[-1] == {}
+        assert len({e["id"] for e in events[:-1]}) == 1  # one answer
+        assert len({e["object"] for e in events[:-1]}) == 1
+        assert [u for e in events if (u := e.get("usage"))] == [
+            {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8}
+        ]
+        finished = [c.get("finish_reason") for e in events[:-1] for c in e["choices"]]
+        assert finished[-1] == "length" and set(finished[:-1]) <= {None}
+        assert not any(c.get("token_ids") for e in events[:-1] for c in e["choices"])
+        url = made.workers[0].url
+        begun = after > 0 or chat
+        kind = "migrations" if begun else "retries"
+        assert await made.metric(f'twinserve_route_{kind}_total{{worker="{url}"}}') == 1
+        assert len(made.workers[1].seen) == 1 and made.front.fleet.in_flight == 0
 
 
 @pytest.mark.usefixtures("http")
-def test_an_answer_survives_one_worker_after_the_other():
-    async def test() -> None:
-        async with scene(3, pace_s=0.005) as made:
-            made.workers[0].dies_after, made.workers[1].dies_after = 3, 2
-            assert text(await made.stream(prompt="w1 w2")) == words("w1 w2", 8)
-        async with scene(3, pace_s=0.005, retries=1) as made:
-            made.workers[0].dies_after, made.workers[1].dies_after = 3, 2
-            *events, last = await made.stream(prompt="w1 w2")
-            assert text(events) == words("w1 w2", 5)
-            assert last["error"]["code"] == "worker_lost"
-
-    run(test)
+async def test_an_answer_survives_one_worker_after_the_other():
+    async with scene(3, pace_s=0.005) as made:
+        made.workers[0].dies_after, made.workers[1].dies_after = 3, 2
+        assert text(await made.stream(prompt="w1 w2")) == words("w1 w2", 8)
+    async with scene(3, pace_s=0.005, retries=1) as made:
+        made.workers[0].dies_after, made.workers[1].dies_after = 3, 2
+        *events, last = await made.stream(prompt="w1 w2")
+        assert text(events) == words("w1 w2", 5)
+        assert last["error"]["code"] == "worker_lost"
 
 
 @pytest.mark.usefixtures("http")
 @pytest.mark.parametrize(
     ("body", "said"), [({"stop": "w3"}, "'stop'"), ({"logprobs": 1}, "'logprobs'")]
 )
-def test_what_cannot_go_on_ends_with_an_error(body, said):
-    async def test() -> None:
-        async with scene(2, pace_s=0.005) as made:
-            made.workers[0].dies_after = 3
-            *events, last = await made.stream(prompt="w1 w2", **body)
-            assert text(events) == words("w1 w2", 3)
-            assert last["error"]["code"] == "worker_lost" and said in last["error"]["message"]
-            assert await made.metric('twinserve_route_errors_total{kind="cut_short"}') == 1
-        async with scene(2, migrate=False) as made:
-            made.workers[0].dies_after = 3
-            *events, last = await made.stream(prompt="w1 w2")
-            assert text(events) == words("w1 w2", 3) and "not to migrate" in str(last["error"])
-
-    run(test)
+async def test_what_cannot_go_on_ends_with_an_error(body, said):
+    async with scene(2, pace_s=0.005) as made:
+        made.workers[0].dies_after = 3
+        *events, last = await made.stream(prompt="w1 w2", **body)
+        assert text(events) == words("w1 w2", 3)
+        assert last["error"]["code"] == "worker_lost" and said in last["error"]["message"]
+        assert await made.metric('twinserve_route_errors_total{kind="cut_short"}') == 1
+    async with scene(2, migrate=False) as made:
+        made.workers[0].dies_after = 3
+        *events, last = await made.stream(prompt="w1 w2")
+        assert text(events) == words("w1 w2", 3) and "not to migrate" in str(last["error"])
 
 
 @pytest.mark.usefixtures("http")
-def test_many_answers_move_at_once():
-    async def test() -> None:
-        async with scene(2, pace_s=0.01, router="round-robin") as made:
-            tasks = [asyncio.create_task(made.stream(prompt=f"w{i}")) for i in range(40)]
-            await made.until(lambda: made.workers[0].busy == 20)
-            await asyncio.sleep(0.04)
-            await made.workers[0].die()
-            for i, events in enumerate(await asyncio.gather(*tasks)):
-                assert text(events) == words(f"w{i}", 8), i
-
-    run(test)
+async def test_many_answers_move_at_once():
+    async with scene(2, pace_s=0.01, router="round-robin") as made:
+        tasks = [asyncio.create_task(made.stream(prompt=f"w{i}")) for i in range(40)]
+        await made.until(lambda: made.workers[0].busy == 20)
+        await asyncio.sleep(0.04)
+        await made.workers[0].die()
+        for i, events in enumerate(await asyncio.gather(*tasks)):
+            assert text(events) == words(f"w{i}", 8), i
 
 
 FINE = {

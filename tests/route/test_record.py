@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.parameters import mostly_nightly
-from tests.route.fronts import Scene, prompts_of, run, scene
+from tests.route.fronts import Scene, prompts_of, scene
 from twinserve.backends.live.route.fleet import RoutedFleet
 from twinserve.backends.live.route.measured import KvMemory
 from twinserve.sim.cli.main import main
@@ -68,20 +68,16 @@ async def recorded(path: Path, **settings) -> AsyncIterator[Scene]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("router", mostly_nightly(ROUTERS, *ROUTERS[::3]))
-def test_the_simulated_router_sees_and_says_what_the_live_one_did(router, tmp_path):
+async def test_the_simulated_router_sees_and_says_what_the_live_one_did(router, tmp_path):
     """A worker is lost and comes back meanwhile."""
     path = tmp_path / "new" / "routing.jsonl.gz"
-
-    async def test() -> None:
-        async with recorded(path, router=router, clients="trusted") as made:
-            await traffic(made)
-            await made.workers[1].die()
-            await traffic(made, 20)
-            await made.workers[1].start()
-            await made.until(lambda: made.front.fleet.up == [0, 1, 2])
-            await traffic(made, 20)
-
-    run(test)
+    async with recorded(path, router=router, clients="trusted") as made:
+        await traffic(made)
+        await made.workers[1].die()
+        await traffic(made, 20)
+        await made.workers[1].start()
+        await made.until(lambda: made.front.fleet.up == [0, 1, 2])
+        await traffic(made, 20)
     record = read_routing(path)
     found = decided(record)
     assert (found.other_views, found.other_choices, found.first_other) == (0, 0, "")
@@ -96,14 +92,10 @@ def test_the_simulated_router_sees_and_says_what_the_live_one_did(router, tmp_pa
 
 
 @pytest.mark.slow
-def test_old_signals_differ_from_polls_that_just_came(tmp_path):
+async def test_old_signals_differ_from_polls_that_just_came(tmp_path):
     path = tmp_path / "routing.jsonl.gz"
-
-    async def test() -> None:
-        async with recorded(path, router="vllm-dp", poll_s=0.02) as made:
-            await traffic(made)
-
-    run(test)
+    async with recorded(path, router="vllm-dp", poll_s=0.02) as made:
+        await traffic(made)
     record = read_routing(path)
     near = decided(record)
     polls = [event.at_s for event in record.events if event.kind == "measured"]
@@ -117,23 +109,19 @@ def test_old_signals_differ_from_polls_that_just_came(tmp_path):
     assert max(far.modelled) <= len(AGES_S)
 
 
-def test_kv_events_are_recorded_too(tmp_path):
+async def test_kv_events_are_recorded_too(tmp_path):
     pytest.importorskip("msgspec")
     pytest.importorskip("zmq")
     from tests.route.test_kv_events import IDS, heard, knows, stored
 
     path = tmp_path / "routing.jsonl.gz"
-
-    async def test() -> None:
-        async with heard(record=path, router="llm-d:index=exact") as (made, (one, two)):
-            await one.publish(stored(IDS[0]))
-            await two.publish(stored(IDS[1]))
-            await knows(made, 0, 10)
-            await knows(made, 1, 10)
-            for i in range(6):
-                assert (await made.post(prompt=IDS[i % 2]))[0] == 200
-
-    run(test)
+    async with heard(record=path, router="llm-d:index=exact") as (made, (one, two)):
+        await one.publish(stored(IDS[0]))
+        await two.publish(stored(IDS[1]))
+        await knows(made, 0, 10)
+        await knows(made, 1, 10)
+        for i in range(6):
+            assert (await made.post(prompt=IDS[i % 2]))[0] == 200
     record = read_routing(path)
     found = decided(record)
     assert (found.asked, found.other_views, found.other_choices) == (6, 0, 0)
@@ -143,14 +131,10 @@ def test_kv_events_are_recorded_too(tmp_path):
     assert without.other_choices > 0  # it is what events say that decides
 
 
-def test_the_command(tmp_path, capsys):
+async def test_the_command(tmp_path, capsys):
     path = tmp_path / "routing.jsonl.gz"
-
-    async def test() -> None:
-        async with recorded(path, router="least-requests") as made:
-            await traffic(made, 30)
-
-    run(test)
+    async with recorded(path, router="least-requests") as made:
+        await traffic(made, 30)
     command("reroute", str(path))
     said = capsys.readouterr().out
     assert "as heard: 0 other views, 0 other picks" in said and "age of signal" in said
@@ -274,19 +258,15 @@ def test_a_disk_that_is_full_at_the_end(tmp_path, monkeypatch):
     assert error.value.filename == str(path) and list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_is_full_ends_the_record_alone(tmp_path, monkeypatch):
+async def test_a_disk_that_is_full_ends_the_record_alone(tmp_path, monkeypatch):
     path = tmp_path / "r"
+    async with recorded(path, router="round-robin") as made:
+        record = made.front._record
+        assert record is not None
 
-    async def test() -> None:
-        async with recorded(path, router="round-robin") as made:
-            record = made.front._record
-            assert record is not None
+        def full(*given: object) -> None:
+            raise OSError(28, "No space left on device")
 
-            def full(*given: object) -> None:
-                raise OSError(28, "No space left on device")
-
-            monkeypatch.setattr(record, "note", full)
-            await traffic(made, 5)
-
-    run(test)
+        monkeypatch.setattr(record, "note", full)
+        await traffic(made, 5)
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.route.fronts import prompts_of, run, scene
+from tests.route.fronts import prompts_of, scene
 from tests.route.test_prompts import told
 from twinserve.backends.live.route.fleet import RoutedFleet
 from twinserve.backends.live.route.measured import KvMemory
@@ -71,18 +71,15 @@ def test_a_session_that_was_forgotten_while_it_waited():
 
 
 @pytest.mark.usefixtures("http")
-def test_a_front_forgets_sessions():
-    async def test() -> None:
-        async with scene(2, router="least-requests", session_s=0.05) as made:
-            for i in range(8):
-                await made.post(prompt="w1", headers={"X-Session-Id": f"s{i}"})
-            clock = made.front.fleet._now
-            last = clock()
-            await made.until(lambda: clock() > last + 0.06)
-            await made.post(prompt="w1", headers={"X-Session-Id": "new"})
-            assert len(made.front.sessions) == len(made.front.fleet.router._home) == 1
-
-    run(test)
+async def test_a_front_forgets_sessions():
+    async with scene(2, router="least-requests", session_s=0.05) as made:
+        for i in range(8):
+            await made.post(prompt="w1", headers={"X-Session-Id": f"s{i}"})
+        clock = made.front.fleet._now
+        last = clock()
+        await made.until(lambda: clock() > last + 0.06)
+        await made.post(prompt="w1", headers={"X-Session-Id": "new"})
+        assert len(made.front.sessions) == len(made.front.fleet.router._home) == 1
 
 
 def test_a_replica_that_failed_leaves_nothing_behind():
