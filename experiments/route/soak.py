@@ -21,6 +21,7 @@ import pandas as pd
 
 from twinserve.backends.live.route.settings import require_libraries
 from twinserve.experiments.route.processes import FRONT, WORKER, Process, labelled, named, page
+from twinserve.experiments.study.points import keep_so_far
 
 _MIB = 2**20
 KILLS = 300.0  # seconds between two
@@ -141,6 +142,7 @@ class _Soak:
                 "kills": self._kills,
             }
         )
+        keep_so_far(self.samples)
 
 
 def summed(samples: pd.DataFrame) -> pd.DataFrame:
