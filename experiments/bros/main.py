@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinserve.experiments.bros import why
 from twinserve.experiments.bros.claims import (
     CACHE_CLAIMS,
     PART_CLAIMS,
@@ -30,6 +29,7 @@ from twinserve.experiments.bros.headline import (
     OPT,
     QWEN,
     TGI,
+    WHY,
     headline,
     hybrid_claims,
     pure_claims,
@@ -305,21 +305,21 @@ STUDY = Study(
             "Figs. 9 and 10 over all settings, models of the IEEE version",
             hybrid(QWEN),
             headline,
-            claims=hybrid_claims(why.HYBRID, why.MEANS),
+            claims=hybrid_claims(WHY.HYBRID, WHY.MEANS),
         ),
         figure(
             "acm",
             "the same with the models of the ACM version, over all settings",
             hybrid(ACM),
             headline,
-            claims=hybrid_claims(why.ACM, why.ACM_MEANS),
+            claims=hybrid_claims(WHY.ACM, WHY.ACM_MEANS),
         ),
         figure(
             "lmsys",
             "the same with LMSYS lengths, over all settings",
             hybrid(ACM, "lmsys"),
             headline,
-            claims=hybrid_claims(why.LMSYS, why.LMSYS["tpot_attainment"], in_time=False),
+            claims=hybrid_claims(WHY.LMSYS, WHY.LMSYS["tpot_attainment"], in_time=False),
         ),
         figure(
             "fig11",

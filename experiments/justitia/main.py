@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from twinserve.experiments.justitia import claims, tables, why
+from twinserve.experiments.justitia import claims, tables
 from twinserve.experiments.justitia.causes import CAUSES
-from twinserve.experiments.justitia.claims import ERRORS, OVERHEAD_MS, QUEUES, SJF
+from twinserve.experiments.justitia.claims import ERRORS, OVERHEAD_MS, QUEUES, SJF, WHY
 from twinserve.experiments.justitia.overhead import decisions, prediction
 from twinserve.experiments.justitia.runs import (
     LLAMA_13B,
@@ -273,7 +273,7 @@ STUDY = Study(
             compare,
             tables.by_density,
             jct_bars(SHOWN),
-            claims.jct("Fig. 8", "Llama-7B", why.FIG8),
+            claims.jct("Fig. 8", "Llama-7B", WHY.FIG8),
         ),
         Figure(
             "fig9",
@@ -282,7 +282,7 @@ STUDY = Study(
             compare,
             tables.by_density,
             jct_bars(SHOWN),
-            claims.jct("Fig. 9", "Llama-13B", why.FIG9),
+            claims.jct("Fig. 9", "Llama-13B", WHY.FIG9),
         ),
         Figure(
             "fig10",

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from twinserve.experiments.study.verdict import Claim, Verdict, judge, judge_bound, judge_direction
 from twinserve.sim.sweep.statistics import shown
@@ -71,6 +74,19 @@ class Said:
 def claims(*said: Said) -> Callable[[pd.DataFrame], list[Claim]]:
     """The claims of a figure, from its table."""
     return lambda table: [claim for one in said if (claim := one.beside(table)) is not None]
+
+
+def reasons(module: str) -> SimpleNamespace:
+    """Why our numbers are not a paper's: the texts of `why.yaml` beside a module's file. {NAME} in
+    a text stands for the text of that name."""
+    texts = yaml.safe_load(Path(module).with_name("why.yaml").read_text(encoding="utf-8"))
+
+    def whole(text: str | Mapping[str, Any]) -> Any:
+        if isinstance(text, Mapping):
+            return {name: whole(part) for name, part in text.items()}
+        return text if "{" not in text else whole(text.format_map(texts))
+
+    return SimpleNamespace(**{name: whole(text) for name, text in texts.items()})
 
 
 # -- rows ------------------------------------------------------------------------------------------

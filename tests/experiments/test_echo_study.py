@@ -13,7 +13,7 @@ from tests.experiments.study_checks import (
     quick_run,
     table,
 )
-from twinserve.experiments.echo import causes, claims, points
+from twinserve.experiments.echo import claims, points
 from twinserve.experiments.echo.main import STUDY
 from twinserve.experiments.echo.runs import (
     LADDER,
@@ -313,13 +313,11 @@ def test_what_attention_that_reads_once_gains_is_paired_by_seed():
 
 
 def test_every_change_of_a_setting_has_a_reason_of_its_own():
-    assert set(causes.SETTINGS) == set(points.VARIANTS) and set(causes.CACHE) == set(
-        causes.LRU
-    ) == set(points.ORDERS)
-    assert all(
-        len(why) > 20
-        for why in [*causes.SETTINGS.values(), *causes.CACHE.values(), *causes.LRU.values()]
-    )
+    why = claims.WHY
+    assert set(why.SETTINGS) == set(points.VARIANTS)
+    assert set(why.CACHE) == set(why.LRU) == set(points.ORDERS)
+    texts = [*why.SETTINGS.values(), *why.CACHE.values(), *why.LRU.values()]
+    assert all(len(text) > 20 for text in texts)
 
 
 def test_claims_of_online_requests_can_differ():

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from twinserve.experiments.justitia import causes, claims, tables, why
+from twinserve.experiments.justitia import causes, claims, tables
 from twinserve.experiments.justitia.claims import QUEUES, RIVALS, judge_close, judge_up_to
 from twinserve.experiments.justitia.main import STUDY
 from twinserve.experiments.justitia.runs import fair_end
@@ -68,7 +68,7 @@ def test_completion_times_that_are_not_lower_differ():
             "vs_parrot": vs_parrot,
             "vs_justitia": srjf,
         }
-        return verdicts(claims.jct("Fig. 8", "Llama-7B", why.FIG8)(rows(ours, other)))
+        return verdicts(claims.jct("Fig. 8", "Llama-7B", claims.WHY.FIG8)(rows(ours, other)))
 
     assert claims_of((5.0, 2.0), (9.0, 3.0), (25.0, 5.0)) == ["differs"] * 3
     assert claims_of((-57.0, 5.0), (-30.0, 9.0), (9.0, 3.0)) == [
