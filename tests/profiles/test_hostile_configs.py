@@ -6,23 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.profiles.test_model_configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, SCOUT
+from tests.profiles.configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, LLAMA, MINIMAX, NEMO, PHI_2, SCOUT
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.models.config import read_config, read_model
 from twinserve.profiles.specs import ProfileError
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
 QWEN2 = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 QWEN3_MOE = {
     **LLAMA,
@@ -78,6 +66,12 @@ _FP8, _INT8 = {"num_bits": 8, "type": "float"}, {"num_bits": 8, "type": "int"}
         ({**LLAMA, "hidden_size": 4097}, "hidden_size 4097"),
         ({**LLAMA, "vocab_size": float("inf")}, "vocab_size inf"),
         ({**GEMMA_3, "text_config": "none"}, "text_config none"),
+        # what single checkpoints of a family do not have
+        ({**PHI_2, "qk_layernorm": True}, "qk_layernorm True"),
+        ({**MINIMAX, "shared_intermediate_size": 1536}, "shared_intermediate_size 1536"),
+        ({**MINIMAX, "qk_norm_type": "per_head"}, "qk_norm_type per_head"),
+        ({**MINIMAX, "attn_type_list": [0, 1]}, "attn_type_list [0, 1]"),
+        ({**NEMO, "attention_multiplier": 0.5}, "attention_multiplier 0.5"),
         # quantisation
         (_quantised(quant_method="mxfp4"), "mxfp4"),
         (_quantised(quant_method="fp8", weight_block_size=[128]), "weight_block_size [128]"),
@@ -225,3 +219,30 @@ def test_a_checkpoint_that_is_called_quantised_is_never_read_as_16_bits(name, tm
     beside = {"quantization": {"quant_algo": "FP8"}}
     (tmp_path / name / "hf_quant_config.json").write_text(json.dumps(beside))
     assert read_model(tmp_path / name).weights.name == "fp8"
+
+
+# Families and fields of single checkpoints.
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("sliding_window_size", 4096), ("full_attn_mod", 1), ("is_llama_config", True)],
+)
+def test_fields_that_neither_transformers_nor_vllm_reads_are_passed_over(key, value):
+    """Of the files of Gemma 2, Phi-4-mini and SmolLM2."""
+    assert read_config({**NEMO, key: value}) == read_config(NEMO)
+
+
+def test_a_mistral_without_a_word_of_windows_has_one():
+    """As transformers 5.19, and so vLLM; null means that there is none."""
+    silent = {key: value for key, value in NEMO.items() if key != "sliding_window"}
+    assert read_config(silent).window == 4096 and read_config(NEMO).window == 0
+
+
+
+
+def test_phi_2_has_biases_everywhere():
+    assert read_config(PHI_2).parameters == 2_779_683_840  # of its files
+
+
+def test_minimax_has_norms_over_all_heads_and_no_modules_for_vllm():
+    spec = read_config(MINIMAX)
+    assert spec.other_parameters == 62 * ((48 + 8) * 128 + 256) and spec.mtp_modules == 0

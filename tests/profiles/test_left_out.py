@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.profiles.configs import DEEPSEEK_V3, NEMO
 from tests.profiles.test_hostile_configs import QWEN3_MOE
-from tests.profiles.test_model_configs import DEEPSEEK_V3, NEMO
 from twinserve.profiles.catalog import find_gpu
 from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.forms.efficiency import find_efficiency

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from tests.profiles.configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, NEMO, SCOUT
 from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
 from twinserve.profiles.forms.efficiency import find_efficiency
@@ -20,119 +21,6 @@ from twinserve.sim.cli.profiles import show
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve_hardware
 
-NEMO = {
-    "architectures": ["MistralForCausalLM"],
-    "model_type": "mistral",
-    "head_dim": 128,
-    "hidden_size": 5120,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 1000000.0,
-    "sliding_window": None,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 131072,
-}
-DEEPSEEK_V3 = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "first_k_dense_replace": 3,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 163840,
-    "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
-    "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
-    "num_nextn_predict_layers": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "rope_scaling": {"type": "yarn", "factor": 40},
-    "topk_method": "noaux_tc",
-    "torch_dtype": "bfloat16",
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
-GPT_OSS = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "attention_bias": True,
-    "experts_per_token": 4,
-    "head_dim": 64,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 4,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 8,
-    "num_local_experts": 32,
-    "sliding_window": 128,
-    "swiglu_limit": 7.0,
-    "vocab_size": 201088,
-}
-GEMMA_3 = {
-    "architectures": ["Gemma3ForConditionalGeneration"],
-    "model_type": "gemma3",
-    "image_token_index": 262144,
-    "mm_tokens_per_image": 256,
-    "torch_dtype": "bfloat16",
-    "text_config": {
-        "head_dim": 128,
-        "hidden_size": 5376,
-        "intermediate_size": 21504,
-        "model_type": "gemma3_text",
-        "num_attention_heads": 32,
-        "num_hidden_layers": 62,
-        "num_key_value_heads": 16,
-        "query_pre_attn_scalar": 168,
-        "sliding_window": 1024,
-    },
-    "vision_config": {
-        "hidden_size": 1152,
-        "image_size": 896,
-        "intermediate_size": 4304,
-        "model_type": "siglip_vision_model",
-        "num_attention_heads": 16,
-        "num_hidden_layers": 27,
-        "patch_size": 14,
-        "vision_use_head": False,
-    },
-}
-SCOUT = {
-    "architectures": ["Llama4ForConditionalGeneration"],
-    "model_type": "llama4",
-    "text_config": {
-        "attention_chunk_size": 8192,
-        "head_dim": 128,
-        "hidden_size": 5120,
-        "interleave_moe_layer_step": 1,
-        "intermediate_size": 8192,
-        "intermediate_size_mlp": 16384,
-        "max_position_embeddings": 10485760,
-        "model_type": "llama4_text",
-        "num_attention_heads": 40,
-        "num_experts_per_tok": 1,
-        "num_hidden_layers": 48,
-        "num_key_value_heads": 8,
-        "num_local_experts": 16,
-        "torch_dtype": "bfloat16",
-        "use_qk_norm": True,
-        "vocab_size": 202048,
-    },
-    "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model"},
-}
 MAVERICK = {
     "model_type": "llama4",
     "text_config": {

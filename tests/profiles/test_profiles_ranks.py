@@ -4,8 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from tests.profiles.test_hostile_configs import LLAMA, QWEN3_MOE
-from tests.profiles.test_model_configs import DEEPSEEK_V3
+from tests.profiles.configs import DEEPSEEK_V3, LLAMA
+from tests.profiles.test_hostile_configs import QWEN3_MOE
 from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.forms.kernels import busiest_experts, busiest_tokens
 from twinserve.profiles.models.config import read_config
