@@ -44,7 +44,6 @@ def test_every_model_has_the_kv_bytes_of_its_published_layers_and_heads():
         assert MODELS[name].kv_bytes_per_token == 2 * int(row["layers"]) * layer * 2, name
 
 
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_model_has_its_published_size(name):
     said = PUBLISHED[name].billions

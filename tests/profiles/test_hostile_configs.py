@@ -237,8 +237,6 @@ def test_a_mistral_without_a_word_of_windows_has_one():
     assert read_config(silent).window == 4096 and read_config(NEMO).window == 0
 
 
-
-
 def test_phi_2_has_biases_everywhere():
     assert read_config(PHI_2).parameters == 2_779_683_840  # of its files
 

@@ -4,26 +4,23 @@ drain and fail at random."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.sim.troubled import TABLES, conserved, trouble
+from tests.sim.troubled import Audited, conserving, trouble
 from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.connector import Connector, Push, parse_rule
 from twinserve.sim.fleet.replica import Role
-from twinserve.sim.fleet.request import Request
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.schemas import TTFT_PARTS
-from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
+from twinserve.sim.setup.audit import CROWDED, crowd
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.pools import HandOver
 from twinserve.sim.setup.replicas import Description
-from twinserve.sim.setup.run import Simulation
 from twinserve.traces.workload import Workload
 
 SLOW_NETWORK = (2e8, 1e-3)  # bytes/s, seconds: a prompt takes up to a tenth of a second
@@ -40,8 +37,8 @@ def hand_over(
     return HandOver(Connector(lease_s, recompute, parse_rule(rule), push), router)
 
 
-class Apart(Simulation):
-    """`prefill` and `decode` replicas. Audited where the settings say `exact`."""
+class Apart(Audited):
+    """`prefill` and `decode` replicas."""
 
     def __init__(
         self,
@@ -59,15 +56,6 @@ class Apart(Simulation):
         }
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
         super().__init__(inputs, VLLM, made_of=[self.kinds[role] for role in roles], **more)
-        self.ended: list[Request] = []
-        after = self.fleet.on_ended
-        self.fleet.on_ended = lambda requests: (self.ended.extend(requests), after(requests))
-
-    def add(self, description, warm_up_s=0.0):
-        replica = super().add(description, warm_up_s)
-        if self.inputs.config.exact:
-            Auditor(replica.engine.core)
-        return replica
 
 
 class Troubled(Apart):
@@ -104,22 +92,12 @@ def inputs_of(
 def troubled(
     seed: int, troubles: int, connector: HandOver, *, asynchronous: bool = False, **more
 ) -> tuple[Troubled, RunRows]:
-    """A run, audited step by step, that kept everything that a fleet promises; taken several steps
-    at once it gave the same rows. Both sides have the same kind of router."""
+    """A run as `conserving` makes it. Both sides have the same kind of router."""
     settings = {"exact": True, "async_scheduling": asynchronous, "router": connector.router}
     inputs = inputs_of(crowd(seed), connector, **settings)
-    run = Troubled(inputs, seed, troubles, **more)
-    run.run()
-    rows = run.rows()
-    conserved(run, rows)
+    run, rows = conserving(lambda given: Troubled(given, seed, troubles, **more), inputs)
     handed_over_once(run, rows)
     parts_add_up(rows)
-    at_once = replace(inputs, config=inputs.config.model_copy(update={"exact": False}))
-    fast = Troubled(at_once, seed, troubles, **more)
-    fast.run()
-    for table in TABLES:
-        ours, theirs = getattr(rows, table), getattr(fast.rows(), table)
-        assert ours.equals(theirs), f"{table}: steps taken at once gave other rows"
     return run, rows
 
 

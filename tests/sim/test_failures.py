@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.parameters import SOME_POLICIES, mostly_nightly
-from tests.sim.troubled import TABLES, conserved
+from tests.sim.troubled import TABLES, Audited, conserving
 from twinserve.policies.registry import parse_policy, policy_names
 from twinserve.policies.requests import End
 from twinserve.sim.fleet.faults import Fault, Kind, Schedule
-from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.registry import router_names
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_fleet import describe_failures
-from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
+from twinserve.sim.setup.audit import CROWDED, crowd
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation
@@ -32,20 +31,18 @@ ACTIONS = ("error", "retry", "migrate")
 NOTHING = Schedule((Fault(Kind.CRASH, 0, 1e6),))  # long after the last request
 
 
-class Failing(Simulation):
-    """Audited step by step where the settings say `exact`."""
-
+class Failing(Audited):
     def __init__(self, inputs: Inputs) -> None:
         super().__init__(inputs, inputs.policies[0])
-        self.ended: list[Request] = []
-        after = self.fleet.on_ended
-        self.fleet.on_ended = lambda requests: (self.ended.extend(requests), after(requests))
 
-    def add(self, description, warm_up_s=0.0):
-        replica = super().add(description, warm_up_s)
-        if self.inputs.config.exact:
-            Auditor(replica.engine.core)
-        return replica
+
+def run_of(failures: Schedule | None, workload: Workload, **settings) -> Failing:
+    config = CROWDED.model_copy(update=settings)
+    specs = (parse_policy("vllm"),)
+    hardware = resolve_hardware(config)
+    run = Failing(Inputs(config, workload, hardware, specs, (), failures=failures))
+    run.run()
+    return run
 
 
 def schedule(seed: int, count: int, replicas: int) -> Schedule:
@@ -77,21 +74,12 @@ def inputs_of(policy: str, seed: int, failures: Schedule | None, **settings) -> 
 
 
 def failing(policy: str, seed: int, count: int = 8, **settings) -> tuple[Failing, RunRows]:
-    """A run that kept everything that a fleet promises; taken several steps at once it gave the
-    same rows."""
+    """A run as `conserving` makes it."""
     settings = {"async_scheduling": False, "on_failure": ACTIONS[seed % 3], **settings}
     settings.setdefault("detection", 0.0 if seed % 4 == 0 else 0.03)
     inputs = inputs_of(policy, seed, schedule(seed, count, 1 + seed % 3), **settings)
-    run = Failing(inputs)
-    run.run()
-    rows = run.rows()
-    conserved(run, rows)
+    run, rows = conserving(Failing, inputs, (*TABLES, "failures"))
     counted(run, rows)
-    fast = Failing(replace(inputs, config=inputs.config.model_copy(update={"exact": False})))
-    fast.run()
-    for table in (*TABLES, "failures"):
-        ours, theirs = getattr(rows, table), getattr(fast.rows(), table)
-        assert ours.equals(theirs), f"{table}: steps taken at once gave other rows"
     return run, rows
 
 
@@ -200,12 +188,8 @@ def test_the_same_seed_gives_the_same_failures_and_another_one_others():
 def one_request(action: str, *faults: Fault, detection: float = 0.0) -> Failing:
     """Of 50 and 80 tokens, on the first of two replicas."""
     settings = {"replicas": 2, "on_failure": action, "detection": detection, "num_blocks": 200}
-    config = CROWDED.model_copy(update=settings | {"async_scheduling": False})
     workload = Workload.build([0.0], [50], [80])
-    specs, failures = (parse_policy("vllm"),), Schedule(faults)
-    run = Failing(Inputs(config, workload, resolve_hardware(config), specs, (), failures=failures))
-    run.run()
-    return run
+    return run_of(Schedule(faults), workload, **settings, async_scheduling=False)
 
 
 def crash_of_the_only_request(action: str, detection: float = 0.0) -> tuple[float, float, Failing]:
@@ -245,15 +229,9 @@ def test_a_migrated_request_goes_on_from_the_tokens_that_its_client_has():
 
 
 def test_until_a_failure_is_noticed_the_router_sends_requests_there():
-    config = CROWDED.model_copy(
-        update={"replicas": 2, "router": "round-robin", "on_failure": "migrate", "detection": 1.0}
-    )
-    failures = Schedule((Fault(Kind.CRASH, 0, 0.5),))
+    settings = {"replicas": 2, "router": "round-robin", "on_failure": "migrate", "detection": 1.0}
     workload = Workload.build([1.0, 1.1, 1.2, 1.3], [10] * 4, [5] * 4)
-    specs = (parse_policy("vllm"),)
-    run = Failing(Inputs(config, workload, resolve_hardware(config), specs, (), failures=failures))
-    run.run()
-    rows = run.rows()
+    rows = run_of(Schedule((Fault(Kind.CRASH, 0, 0.5),)), workload, **settings).rows()
     assert rows.failures["requests"][0] == rows.failures["migrated"][0] == 2
     assert (rows.requests["outcome"] == "completed").all() and (rows.requests["replica"] == 1).all()
     late = rows.requests["first_token_s"] > 1.5
@@ -262,15 +240,10 @@ def test_until_a_failure_is_noticed_the_router_sends_requests_there():
 
 @pytest.mark.parametrize("settings", [{"on_failure": "error"}, {"retries": 0}])
 def test_an_application_fails_once_with_those_on_the_dead_and_those_sent_there(settings):
-    config = CROWDED.model_copy(
-        update={"replicas": 1, "detection": 1.0, "on_failure": "retry", **settings}
-    )
-    failures = Schedule((Fault(Kind.CRASH, 0, 0.1),))
+    settings = {"replicas": 1, "detection": 1.0, "on_failure": "retry", **settings}
     graph = {"group": [0] * 3, "group_names": ["graph"], "delay_s": [0.0] * 3}
     workload = Workload.build([0.0, 0.5, 0.6], [50] * 3, [50] * 3, **graph)
-    specs = (parse_policy("vllm"),)
-    run = Failing(Inputs(config, workload, resolve_hardware(config), specs, (), failures=failures))
-    run.run()
+    run = run_of(Schedule((Fault(Kind.CRASH, 0, 0.1),)), workload, **settings)
     assert [(r.end, r.ended_s) for r in run.fleet.requests] == [(End.FAILED, 1.1)] * 3
     assert run.rows().failures[["requests", "failed"]].values.tolist() == [[3, 3]]
 
@@ -285,16 +258,13 @@ def test_a_slow_replica_takes_so_many_times_as_long():
 
 def test_a_fleet_in_which_no_replica_is_up_has_not_recovered():
     crashes = (Fault(Kind.CRASH, 0, 5.0), Fault(Kind.CRASH, 1, 5.0, 7.0))
-    config = CROWDED.model_copy(update={"replicas": 2, "on_failure": "retry"})
-    workload, specs = Workload.build([0.0, 9.0], [50, 50], [5, 5]), (parse_policy("vllm"),)
+    workload = Workload.build([0.0, 9.0], [50, 50], [5, 5])
     lasts = (Fault(Kind.SLOW, 0, 1.0, factor=2.0),)
     late = (Fault(Kind.CRASH, 0, 5.0, 1e3),)
     cases = (crashes[:1], [5.0]), (crashes, [8.0, 8.0]), (lasts, [math.nan]), (late, [math.nan])
     for faults, recovered in cases:
         failures = Schedule(faults, start_up_s=1.0)
-        hardware = resolve_hardware(config)
-        run = Failing(Inputs(config, workload, hardware, specs, (), failures=failures))
-        run.run()
+        run = run_of(failures, workload, replicas=2, on_failure="retry")
         found = run.rows().failures["recovered_s"]
         np.testing.assert_array_equal(found, recovered)
 
@@ -319,13 +289,10 @@ def test_a_failure_may_follow_right_on_another_one():
 
 
 def test_a_replica_comes_back_empty_and_the_next_crash_strikes_its_successor():
-    config = CROWDED.model_copy(update={"replicas": 1, "on_failure": "migrate"})
     faults = tuple(Fault(Kind.CRASH, 0, at_s, at_s + 0.2) for at_s in (0.1, 2.0))
     workload = Workload.build([0.15, 1.9999], [50, 50], [5, 60])
-    specs, failures = (parse_policy("vllm"),), Schedule(faults, start_up_s=0.5)
-    run = Failing(Inputs(config, workload, resolve_hardware(config), specs, (), failures=failures))
-    run.run()
-    rows = run.rows()
+    failures = Schedule(faults, start_up_s=0.5)
+    rows = run_of(failures, workload, replicas=1, on_failure="migrate").rows()
     assert rows.failures["successor"].tolist() == [1, 2]
     assert rows.failures["up_s"].tolist() == pytest.approx([0.8, 2.7])
     assert rows.placements["replica"].tolist() == [1, 1, 2]

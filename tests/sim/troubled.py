@@ -3,8 +3,9 @@ must hold afterwards."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,7 +30,23 @@ TABLES = (*ROW_TABLES, "placements", "replicas")
 OTHER = CROWDED.model_copy(update={"profile": "qwen2.5-14b@a100-40g:tp2", "num_blocks": 61})
 
 
-class Troubled(Simulation):
+class Audited(Simulation):
+    """Tells who ended; audited step by step where the settings say `exact`."""
+
+    def __init__(self, inputs: Inputs, spec: PolicySpec, **more) -> None:
+        super().__init__(inputs, spec, **more)
+        self.ended: list[Request] = []
+        after = self.fleet.on_ended
+        self.fleet.on_ended = lambda requests: (self.ended.extend(requests), after(requests))
+
+    def add(self, description, warm_up_s=0.0):
+        replica = super().add(description, warm_up_s)
+        if self.inputs.config.exact:
+            Auditor(replica.engine.core)
+        return replica
+
+
+class Troubled(Audited):
     """troubles: how many things happen. One replica in two has other hardware. more: of the
     Simulation."""
 
@@ -46,13 +63,7 @@ class Troubled(Simulation):
             migrates=migrates,
             **more,
         )
-        self.ended: list[Request] = []
         self.happened: list[str] = []
-        after = self.fleet.on_ended
-        self.fleet.on_ended = lambda requests: (self.ended.extend(requests), after(requests))
-        if inputs.config.exact:
-            for engine in self.engines:
-                Auditor(engine.core)
         rng = np.random.default_rng([seed, 11])
         self.clock.process(self._trouble(np.sort(rng.exponential(0.25, troubles)), rng))
 
@@ -63,9 +74,7 @@ class Troubled(Simulation):
             which, delay = rng.random(), rng.exponential(0.1)
             fleet = self.fleet
             if what == "add":
-                replica = self.add(self.kinds[len(fleet.replicas) % 2], delay * (which < 0.5))
-                if self.inputs.config.exact:
-                    Auditor(replica.engine.core)
+                self.add(self.kinds[len(fleet.replicas) % 2], delay * (which < 0.5))
             elif not trouble(fleet, what, which, delay):
                 continue
             self.happened.append(str(what))
@@ -104,33 +113,38 @@ def troubled(
     warmup: Warmup | None = None,
     **settings,
 ) -> tuple[Troubled, RunRows]:
-    """A run, audited step by step, that kept everything that a fleet promises; taken several steps
-    at once it gave the same rows."""
+    """Of a crowd, as `conserving` makes it."""
     config = CROWDED.model_copy(update={"exact": True, **settings})
     inputs = Inputs(config, crowd(seed), resolve_hardware(config), (spec,), ())
     more = {"offline_window": offline_window, "warmup": warmup}
-    run = Troubled(inputs, spec, seed, troubles, migrates, router=router(), **more)
+
+    def made(inputs: Inputs) -> Troubled:
+        return Troubled(inputs, spec, seed, troubles, migrates, router=router(), **more)
+
+    return conserving(made, inputs)
+
+
+Run = TypeVar("Run", bound=Audited)
+
+
+def conserving(
+    make: Callable[[Inputs], Run], inputs: Inputs, tables: Sequence[str] = TABLES
+) -> tuple[Run, RunRows]:
+    """A run, audited step by step, that kept everything that a fleet promises; taken several steps
+    at once it gave the same rows."""
+    at_once = replace(inputs, config=inputs.config.model_copy(update={"exact": False}))
+    run, fast = make(inputs), make(at_once)
     run.run()
+    fast.run()
     rows = run.rows()
     conserved(run, rows)
-    at_once = replace(inputs, config=config.model_copy(update={"exact": False}))
-    fast = Troubled(at_once, spec, seed, troubles, migrates, router=router(), **more)
-    fast.run()
-    for table in TABLES:
-        ours, theirs = getattr(rows, table), getattr(fast.rows(), table)
-        assert ours.equals(theirs), f"{table}: steps taken at once gave other rows"
+    for table in tables:
+        same = getattr(rows, table).equals(getattr(fast.rows(), table))
+        assert same, f"{table}: steps taken at once gave other rows"
     return run, rows
 
 
-class Ending(Protocol):
-    """A run that tells who ended."""
-
-    inputs: Inputs
-    fleet: Fleet
-    ended: list[Request]
-
-
-def conserved(run: Ending, rows: RunRows) -> None:
+def conserved(run: Audited, rows: RunRows) -> None:
     fleet, requests, stays = run.fleet, rows.requests, rows.placements
     # every request ends exactly once
     sent = [request for request in fleet.requests if request.end is not End.NEVER_SENT]
