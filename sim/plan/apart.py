@@ -109,8 +109,9 @@ def _above(split: Split, more: Split, most: int) -> Split:
 
 def _within(split: Split, most: int) -> Split:
     """As near to its shares as there is room; one of each at least."""
+    split = Split(max(split.prefill, 1), max(split.decode, 1))
     if split.total <= most:
-        return Split(max(split.prefill, 1), max(split.decode, 1))
+        return split
     prefill = min(max(round(most * split.prefill / split.total), 1), most - 1)
     return Split(prefill, most - prefill)
 

@@ -1,4 +1,4 @@
-"""Metrics on runs small enough to do by hand."""
+"""Metrics on runs small enough to do by hand; what `--goodput` takes; percentiles of counts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,26 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.fleet import source
 from twinserve.sim.results.files import POOL_GROUP, RunRows, dump_json
 from twinserve.sim.results.metrics import (
+    GoodputError,
     fair_ratio,
     job_completion,
     latencies,
+    parse_goodput,
     summarise,
     summarise_fair_ratio,
+)
+from twinserve.sim.results.metrics_requests import (
+    PERCENTILES,
+    counted_order,
+    describe_counted_ms,
+    describe_ms,
 )
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
@@ -318,3 +328,76 @@ def test_a_hundred_thousand_requests_take_a_fraction_of_a_second():
     began = time.process_time()
     summarise(big)
     assert time.process_time() - began < 2.0  # about 0.5 s; room for a slow machine
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (["ttft:500", "tpot:50"], {"ttft": 500.0, "tpot": 50.0}),
+        (["ttft:500 e2el:2.5e3"], {"ttft": 500.0, "e2el": 2500.0}),
+        (["tpot:50,ttft:0"], {"tpot": 50.0, "ttft": 0.0}),
+    ],
+)
+def test_pairs_are_read(given, read):
+    assert parse_goodput(given) == read
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("", "no objective; write NAME:MILLISECONDS"),
+        (" , ", "no objective; write NAME:MILLISECONDS"),
+        ("tttf:500", "did you mean ttft?"),
+        ("TPOT:500", "did you mean tpot?"),
+        ("itl:500", "did you mean tpot?"),
+        ("e2e:500", "did you mean e2el?"),
+        ("xyzzy:500", "there are ttft, tpot, e2el"),
+        ("ttft=500", "write NAME:MILLISECONDS"),
+        ("ttft:", "no number"),
+        ("ttft:0.5s", "no number"),
+        ("ttft:-1", "0 or more"),
+        ("ttft:nan", "finite"),
+        ("ttft:1 ttft:2", "given twice"),
+    ],
+)
+def test_an_error_is_one_line_that_helps(given, says):
+    with pytest.raises(GoodputError) as raised:
+        parse_goodput([given])
+    message = str(raised.value)
+    assert says in message and message.startswith("--goodput") and "\n" not in message
+
+
+COUNTED = st.lists(
+    st.tuples(st.floats(0, 1e4, allow_subnormal=False), st.integers(0, 9)), min_size=1, max_size=40
+).filter(lambda pairs: any(count for _, count in pairs))
+
+
+def unzip(pairs):
+    values, counts = zip(*pairs, strict=True)
+    return np.array(values), np.array(counts)
+
+
+@given(COUNTED)
+def test_descriptions_equal_those_of_the_expanded_list(pairs):
+    values, counts = unzip(pairs)
+    order = counted_order(values, counts)
+    ours = describe_counted_ms("itl", values[order], counts[order])
+    expected = describe_ms("itl", np.repeat(values, counts))
+    assert ours.keys() == expected.keys()
+    for name in ("median_itl_ms", *(f"p{q}_itl_ms" for q in PERCENTILES)):
+        assert ours[name] == expected[name]
+    # Sums are taken in another order.
+    assert ours["mean_itl_ms"] == pytest.approx(expected["mean_itl_ms"], rel=1e-9, abs=1e-9)
+    assert ours["std_itl_ms"] == pytest.approx(expected["std_itl_ms"], rel=1e-6, abs=1e-6)
+
+
+def test_merging_equal_values_changes_nothing():
+    apart = describe_counted_ms("itl", np.array([1.0, 2.0, 2.0]), np.array([5, 1, 3]))
+    assert apart == describe_counted_ms("itl", np.array([1.0, 2.0]), np.array([5, 4]))
+
+
+def test_no_values_have_no_description():
+    assert set(describe_ms("ttft", np.zeros(0)).values()) == {None}
+    assert set(describe_counted_ms("itl", np.zeros(0), np.zeros(0, int)).values()) == {None}
+    with pytest.raises(ValueError, match="below zero"):
+        counted_order(np.array([1.0, 2.0]), np.array([3, -1]))
