@@ -1,5 +1,4 @@
-"""What the experiments write: tables as Markdown and CSV, plots, and whether there is a place for
-them."""
+"""What the experiments write: tables as Markdown and CSV, and plots."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.sim.report.static import png
-from twinserve.sim.setup.config import SettingsError
 from twinserve.traces.write import write_atomically
 
 
@@ -78,11 +76,3 @@ def _git(folder: Path, *words: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return told.stdout.strip()
-
-
-def check_target(out: Path | None) -> None:
-    """Before anything is run: SettingsError where the folder of the file --out is not there."""
-    if out is not None and not out.parent.is_dir():
-        raise SettingsError(
-            f"--out {out}: cannot be written: there is no folder {out.parent}; make it first"
-        )

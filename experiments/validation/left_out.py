@@ -14,11 +14,11 @@ from functools import cache
 
 from scipy.optimize import nnls
 
-from twinserve.experiments.validation.efficiency_fit import Sample, fit_efficiency, operator_samples
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.composition import StepTimeModel, decode_work
 from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR
+from twinserve.profiles.forms.efficiency_fit import Sample, fit_efficiency, operator_samples
 from twinserve.profiles.forms.roofline import RooflineModel
 from twinserve.profiles.gpus import SYSTEMS
 from twinserve.profiles.names import ProfileName, list_profiles

@@ -1,8 +1,7 @@
 """What each GPU family reaches of its peak numbers: the only tuned constants of the roofline, none
 of them per model.
 
-`experiments/validation/efficiency_fit.py` gave them (docs/profiles.md has the recipe and the
-residuals):
+`efficiency_fit.py` gave them (docs/profiles.md has the recipe and the residuals):
 - hopper (H100 and H200 together), ampere (A100-80G), ada (L40S): operator tables of
   aiconfigurator-core 0.12.0 for Llama-3.1-8B TP1 and TP2, Llama-3.1-70B TP4 and Qwen3-32B TP2
   (L40S: up to TP2), and decode steps measured on vLLM.

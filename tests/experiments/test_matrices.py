@@ -7,28 +7,17 @@ import contextlib
 import io
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
 
+from tests import matrices
+from tests.matrices import BACKENDS, PAGE, Cell, general, page, tried
 from tests.parameters import mostly_nightly
-from twinserve.experiments import matrices
-from twinserve.experiments.matrices import (
-    BACKENDS,
-    Cell,
-    backend_matrix,
-    general,
-    ledger_matrix,
-    page,
-    prefix_matrix,
-    tried,
-)
 from twinserve.policies.registry import ledger_names, policy_names
 from twinserve.sim.cli import main as cli
 from twinserve.sim.setup.audit import AuditError
 from twinserve.sim.setup.config import SettingsError
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "matrices.md"
 TABLES = ("ledger", "prefixes", "backend")
 
 
@@ -100,12 +89,7 @@ def test_the_page_has_every_policy_ledger_and_backend():
 @pytest.mark.nightly
 @pytest.mark.parametrize("policy", mostly_nightly(["bros", "vllm"], "vllm"))
 def test_rows_are_what_is_found(policy):
-    for table, found in zip(TABLES, (ledger_matrix, prefix_matrix, backend_matrix), strict=True):
-        cells = (
-            found([policy])[policy]
-            if found is backend_matrix
-            else found([policy], ledger_names())[policy]
-        )
+    for table, cells in zip(TABLES, matrices.rows(policy), strict=True):
         got = {
             column: Cell(cell.text, general(policy, cell.refusal)) for column, cell in cells.items()
         }
@@ -113,15 +97,8 @@ def test_rows_are_what_is_found(policy):
 
 
 @pytest.mark.nightly
-def test_the_page_is_what_the_command_writes(tmp_path):
-    with contextlib.suppress(SystemExit):  # how a command ends
-        matrices.main(["--out", str(tmp_path / "matrices.md")])
-    assert (tmp_path / "matrices.md").read_text() == PAGE.read_text()
-
-
-@pytest.mark.parametrize(("policy", "ledger", "reason"), refusals("ledger"))
-def test_a_ledger_is_refused_in_these_words(policy, ledger, reason):
-    assert general(policy, tried(lambda: matrices.on_ledger(policy, ledger)).refusal) == reason
+def test_the_page_is_what_the_command_writes():
+    assert page(policy_names()) == PAGE.read_text()
 
 
 @pytest.mark.slow
@@ -186,27 +163,3 @@ def test_reasons_name_nobody():
         "paged: drop it"
     )
     assert general("vtc", line) == line.replace("vtc", "NAME").replace("paged", "KV")
-
-
-@pytest.mark.nightly
-def test_only_the_policies_asked_for(capsys):
-    with contextlib.suppress(SystemExit):
-        matrices.main(["-p", "round-robin"])
-    printed = capsys.readouterr().out
-    assert "| `round-robin` |" in printed and "| `vllm` |" not in printed
-    assert printed == page(["round-robin"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["-p", "nobody"], "no policy 'nobody'"),
-        (["--out", "/nowhere/at/all.md", "-p", "vllm"], "cannot be written"),
-    ],
-)
-def test_bad_input(arguments, said, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        matrices.main(arguments)
-    assert stopped.value.code == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("error: ") and said in last

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.matrices import inputs_for
 from tests.parameters import mostly_nightly
 from tests.policies.policy_runs import BY_HAND, MODEL, Desk, simulate
 from tests.policies.test_bros import Counter
 from tests.policies.test_fast_path import workloads
-from twinserve.experiments.matrices import inputs_for
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.bros.exact import BrosExactOptions, BrosExactPolicy
 from twinserve.policies.bros.milp import solve_milp

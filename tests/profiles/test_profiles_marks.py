@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twinserve.experiments.validation.efficiency_fit import Sample, fit_efficiency, relative_errors
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
 from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR, find_efficiency
+from twinserve.profiles.forms.efficiency_fit import Sample, fit_efficiency, relative_errors
 from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import derive_profile
 from twinserve.profiles.specs import ProfileError

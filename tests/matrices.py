@@ -1,21 +1,16 @@
-"""Which policy runs on which KV ledger and on which backend: `python -m
-twinserve.experiments.matrices`.
+"""Which policy runs on which KV ledger and on which backend: `python -m tests.matrices` writes
+docs/results/matrices.md.
 
 Every cell is tried: the run of the cell is made of a small crowded workload, every plan of it is
 checked, and all requests must end. A "no" is the one line with which the command refuses.
-docs/results/matrices.md is what this prints.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-import cyclopts
-from cyclopts import Parameter
 
 from twinserve.backends.links import PcieLink
 from twinserve.backends.live.serving.attributes import read_attributes
@@ -23,12 +18,11 @@ from twinserve.backends.live.serving.decider import Decider
 from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.backends.simulated import SimulatedBackend
-from twinserve.experiments.study.output import check_target, markdown_table
+from twinserve.experiments.study.output import markdown_table
 from twinserve.policies.base import EngineLimits, Policy
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import ledger_names, parse_policy, policy_class, policy_names
-from twinserve.sim.cli.main import run_app
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
@@ -43,10 +37,10 @@ from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import Simulation, describe
 from twinserve.sim.twin.live import blank_settings, live_settings, owns_pool
 from twinserve.traces.apps.classes import KINDS
-from twinserve.traces.write import write_atomically
 
 REFUSALS = (PolicyError, RegistryError, SettingsError, LiveEngineError)
 REQUESTS = 10
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "matrices.md"
 
 
 @dataclass(frozen=True)
@@ -56,8 +50,6 @@ class Cell:
     text: str
     refusal: str = ""
 
-
-Table = dict[str, dict[str, Cell]]  # policy -> column -> cell
 
 # Where predictions are wrong at random by default, the order of applications is that of the dice.
 WITHOUT_NOISE = {"vllm-sjf": "vllm-sjf:error=0"}
@@ -187,68 +179,37 @@ BACKENDS: dict[str, Callable[[str], str]] = {
         simulated(policy, async_scheduling=False) and "yes"
     ),
     "`replay`, `validate`": live,
-    "`replay --physical`": lambda policy: live(policy, physical=True),
+    "`replay --physical`": partial(live, physical=True),
     "the same, `kv=bidirectional`": lambda policy: live(
         f"{policy}:kv=bidirectional", physical=True
     ),
     "`vllm serve`": served,
-    "`vllm serve`, asynchronous": lambda policy: served(policy, asynchronous=True),
+    "`vllm serve`, asynchronous": partial(served, asynchronous=True),
 }
 
 
-def ledger_matrix(policies: Sequence[str], ledgers: Sequence[str]) -> Table:
-    return {p: {k: tried(lambda p=p, k=k: on_ledger(p, k)) for k in ledgers} for p in policies}
-
-
-def prefix_matrix(policies: Sequence[str], ledgers: Sequence[str]) -> Table:
-    return {p: {k: tried(lambda p=p, k=k: with_prefixes(p, k)) for k in ledgers} for p in policies}
-
-
-def backend_matrix(policies: Sequence[str]) -> Table:
-    return {
-        p: {b: tried(lambda p=p, a=attempt: a(p)) for b, attempt in BACKENDS.items()}
-        for p in policies
-    }
+def rows(policy: str) -> tuple[dict[str, Cell], dict[str, Cell], dict[str, Cell]]:
+    """Of a policy: ledgers, ledgers with prefix caching, and backends."""
+    ledgers = ledger_names()
+    return (
+        {kv: tried(partial(on_ledger, policy, kv)) for kv in ledgers},
+        {kv: tried(partial(with_prefixes, policy, kv)) for kv in ledgers},
+        {name: tried(partial(attempt, policy)) for name, attempt in BACKENDS.items()},
+    )
 
 
 # -- the page --------------------------------------------------------------------------------------
-def page(
-    policies: Sequence[str] | None = None, say: Callable[[str], None] = lambda text: None
-) -> str:
+def page(policies: Sequence[str]) -> str:
     """docs/results/matrices.md."""
-    policies, ledgers = list(policies or policy_names()), ledger_names()
-    notes = _Notes()
-    tables: list[Table] = [{}, {}, {}]
-    for policy in policies:
-        say(policy)
-        for table, found in zip(
-            tables, (ledger_matrix, prefix_matrix, backend_matrix), strict=True
-        ):
-            table |= found([policy]) if found is backend_matrix else found([policy], ledgers)
+    notes: list[str] = []
+    found = [rows(policy) for policy in policies]
     own = {policy: policy_class(policy).default_kv for policy in policies}
-    parts = [_HEAD, "## Policy and KV ledger\n\n", _LEDGER_TEXT, _table(tables[0], notes, own)]
-    parts += ["\nWith `--prefix-caching`:\n\n", _table(tables[1], notes)]
-    parts += ["\n## Policy and backend\n\n", _BACKEND_TEXT, _table(tables[2], notes)]
-    parts += ["\n## Why not\n\n", notes.text()]
-    return "".join(parts)
-
-
-class _Notes:
-    """Refusals, each once: the policy's name stands as NAME."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def number(self, policy: str, refusal: str) -> int:
-        text = general(policy, refusal)
-        if text not in self.found:
-            self.found.append(text)
-        return self.found.index(text) + 1
-
-    def text(self) -> str:
-        if not self.found:
-            return "Nothing is refused.\n"
-        return "".join(f"{number}. {text}\n" for number, text in enumerate(self.found, start=1))
+    of_ledgers, with_caches, of_backends = (
+        _table(dict(zip(policies, table, strict=True)), notes, own if i == 0 else {})
+        for i, table in enumerate(zip(*found, strict=True))
+    )
+    why = "".join(f"{number}. {text}\n" for number, text in enumerate(notes, start=1))
+    return _PAGE.format(of_ledgers, with_caches, of_backends, why)
 
 
 def general(policy: str, refusal: str) -> str:
@@ -266,30 +227,40 @@ def general(policy: str, refusal: str) -> str:
     return refusal
 
 
-def _table(table: Table, notes: _Notes, own: dict[str, str] | None = None) -> str:
-    columns = list(next(iter(table.values())))
-    rows = []
+def _table(table: dict[str, dict[str, Cell]], notes: list[str], own: dict[str, str]) -> str:
+    """notes: the refusals so far, each once; the policy's name stands as NAME."""
+    lines = []
     for policy, cells in table.items():
         shown = []
         for column, cell in cells.items():
-            text = f"no ({notes.number(policy, cell.refusal)})" if cell.refusal else cell.text
-            shown.append(f"**{text}**" if own and own[policy] == column else text)
-        rows.append([f"`{policy}`", *shown])
-    return markdown_table(["policy", *columns], rows)
+            text = cell.text
+            if cell.refusal:
+                note = general(policy, cell.refusal)
+                notes += [note] if note not in notes else []
+                text = f"no ({notes.index(note) + 1})"
+            shown.append(f"**{text}**" if own.get(policy) == column else text)
+        lines.append([f"`{policy}`", *shown])
+    return markdown_table(["policy", *next(iter(table.values()))], lines)
 
 
-_HEAD = """# Matrices
+_PAGE = """# Matrices
 
-What runs where. `python -m twinserve.experiments.matrices --out docs/results/matrices.md` writes
+What runs where. `python -m tests.matrices` writes
 this page, and tries every cell: a small workload with too little memory runs to its end, and every
 plan is checked (`twinserve.sim.setup.audit`). If something is refused, the command
 says the line below. Policies of other packages are listed where they are installed.
 
-"""
-_LEDGER_TEXT = """In bold the policy's own ledger.
+## Policy and KV ledger
 
-"""
-_BACKEND_TEXT = """On its own ledger. For an engine in this process (`replay`, `validate`) the
+In bold the policy's own ledger.
+
+{}
+With `--prefix-caching`:
+
+{}
+## Policy and backend
+
+On its own ledger. For an engine in this process (`replay`, `validate`) the
 column says what the KV memory of the live run is. "vLLM's pool" has exactly the ledger's
 blocks. "accounted": the ledger decides, and all it holds fits vLLM's own pool. "physical": KV
 lies in the ledger's own slots or cells (`docs/live.md`). Only settings and limits of that
@@ -299,39 +270,10 @@ limits are built as in the server, with an engine that has host memory, and run 
 steps. A policy that orders by application (`justitia`, `srjf`, `vllm-sjf`, `parrot`) must also
 serve two applications named by clients (`docs/serving.md`), one after the other.
 
-"""
+{}
+## Why not
 
-
-def matrices(
-    *,
-    policy: Annotated[list[str] | None, Parameter(name=["--policy", "-p"], negative="")] = None,
-    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-) -> None:
-    """Try every policy on every KV ledger and backend, and print the result as Markdown.
-
-    Parameters
-    ----------
-    policy: list[str]
-        Only these; by default all there are.
-    out: Path
-        Write it to this file.
-    """
-    check_target(out)
-    for name in policy or ():
-        policy_class(name)
-    text = page(policy, lambda line: print(line, file=sys.stderr))
-    if out is None:
-        print(text, end="")
-    else:
-        write_atomically(out, text.encode())
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point; bad input ends as one line."""
-    app = cyclopts.App(name="matrices", help=matrices.__doc__)
-    app.default(matrices)
-    run_app(app, arguments)
-
+{}"""
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page(policy_names()), encoding="utf-8")
