@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from twinserve.experiments.bros.headline import OPT, QWEN, WHY
+from twinserve.experiments.bros.headline import OPT, QWEN, TEXTS
 from twinserve.experiments.study.claims import Number, Said, claims, rows_of
 from twinserve.experiments.study.verdict import Claim
 
@@ -24,7 +24,7 @@ CACHE_CLAIMS = claims(
             paper,
             {"cache": "paged, recompute", "profile": model},
             f"{name}_gain",
-            WHY.CACHE[name],
+            TEXTS.CACHE[name],
             1.0,
             text="x {}",
         )
@@ -64,7 +64,7 @@ PART_CLAIMS = {
             for variant, quantity, said, unit, where, paper in PARTS
         )
     )
-    for rate, reasons in ((10.0, WHY.PARTS), (15.0, WHY.PARTS_HIGH))
+    for rate, reasons in ((10.0, TEXTS.PARTS), (15.0, TEXTS.PARTS_HIGH))
 }
 FIG2 = (
     ("normalized_ms", "normalised latency", 1, "ms"),
@@ -86,7 +86,7 @@ def preemption_claims(table: pd.DataFrame) -> list[Claim]:
             verdict = getattr(ours, f"{name}_lower").more(whole=getattr(first, name).mean)
             text = f"{mine} against {theirs} {unit}"
             what += f", {first.rate:g} requests/s"
-            found.append(Claim.judged("Fig. 2", what, "lower", text, verdict, WHY.FIG2))
+            found.append(Claim.judged("Fig. 2", what, "lower", text, verdict, TEXTS.FIG2))
     return found
 
 
@@ -98,5 +98,5 @@ def overhead_claims(table: pd.DataFrame) -> list[Claim]:
         verdict = share.beside(min(max(share.mean, low), high))
         what = f"planning over planning and iteration, {short(profile)}"
         printed, ours = f"{low:.2%} to {high:.2%}", f"{100 * share} %"
-        found.append(Claim.judged("Fig. 13", what, printed, ours, verdict, WHY.OVERHEAD, False))
+        found.append(Claim.judged("Fig. 13", what, printed, ours, verdict, TEXTS.OVERHEAD, False))
     return found

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.study.claims import Number, Row, reasons, rows_of
+from twinserve.experiments.study.claims import Number, Row, rows_of, texts
 from twinserve.experiments.study.verdict import Claim, worst
 from twinserve.sim.sweep.statistics import over_seeds
 
-WHY = reasons(__file__)
+TEXTS = texts(__file__)
 QWEN = ("qwen2.5-14b@a100-40g:tp2", "qwen2.5-32b@a100-40g:tp4")  # of the IEEE version
 OPT = ("opt-13b@a100-40g:tp2", "opt-30b@a100-40g:tp4")
 ACM = (*OPT, "llama-3-70b@a100-80g:tp8")  # of the ACM version
@@ -128,7 +128,7 @@ def hybrid_claims(reasons: Mapping[str, str], of_means: str, in_time: bool = Tru
 
 
 def pure_claims(table: pd.DataFrame) -> list[Claim]:
-    return [*_improved(table, PURE, "Fig. 11", WHY.PURE), *_tgi(table)]
+    return [*_improved(table, PURE, "Fig. 11", TEXTS.PURE), *_tgi(table)]
 
 
 def _each(marks: Marks) -> Iterator[tuple[str, str, str, float]]:
@@ -217,6 +217,6 @@ def _tgi(table: pd.DataFrame) -> list[Claim]:
             ours = "; ".join(f"{v}: {100 * (row.ratio - 1)} %" for v, row in rows.items())
             words = ((sign * (row.ratio - 1)).more() for row in rows.values())
             what = f"{NAMES[quantity]}, BROS against TGI (`{baseline}`), sharegpt"
-            printed, reason = f"{paper}, curves only", WHY.PURE[quantity]
+            printed, reason = f"{paper}, curves only", TEXTS.PURE[quantity]
             found.append(Claim.judged("Fig. 11", what, printed, ours, worst(*words), reason))
     return found

@@ -28,8 +28,8 @@ from twinserve.experiments.bros.headline import (
     ACM,
     OPT,
     QWEN,
+    TEXTS,
     TGI,
-    WHY,
     headline,
     hybrid_claims,
     pure_claims,
@@ -37,7 +37,7 @@ from twinserve.experiments.bros.headline import (
 from twinserve.experiments.study.curves import Bars, lines_of, ylog
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.runs import run
-from twinserve.experiments.study.study import Figure, Study
+from twinserve.experiments.study.study import Figure, Study, titled
 from twinserve.experiments.study.tables import Table
 from twinserve.sim.setup.config import PAPERS_ENGINE
 
@@ -269,8 +269,11 @@ PART_BARS = bars("variant", "profile", ALL)
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def figure(name: str, title: str, points, table, plot=None, claims=lambda table: ()) -> Figure:
-    return Figure(name, title, points, run, table, plot, claims)
+_figure = titled(TEXTS.TITLES)
+
+
+def figure(name: str, points, table, plot=None, claims=lambda table: ()) -> Figure:
+    return _figure(name, points, run, table, plot, claims)
 
 
 STUDY = Study(
@@ -280,90 +283,40 @@ STUDY = Study(
     [
         figure(
             "fig2",
-            "first come, first served against preemption at every iteration",
             PREEMPTIVE,
             LOWER,
             curves(LATENCY | {"queueing": ("queueing proportion, %", 100.0)}, _log_latency, False),
             preemption_claims,
         ),
-        figure(
-            "fig9",
-            "latency and best-effort throughput, hybrid loads",
-            hybrid(QWEN),
-            OF_POLICIES,
-            curves(LATENCY | BEST_EFFORT),
-        ),
-        figure(
-            "fig10",
-            "attainment of objectives, hybrid loads",
-            hybrid(QWEN),
-            OF_POLICIES,
-            curves(READINGS, _percent),
-        ),
-        figure(
-            "hybrid",
-            "Figs. 9 and 10 over all settings, models of the IEEE version",
-            hybrid(QWEN),
-            headline,
-            claims=hybrid_claims(WHY.HYBRID, WHY.MEANS),
-        ),
-        figure(
-            "acm",
-            "the same with the models of the ACM version, over all settings",
-            hybrid(ACM),
-            headline,
-            claims=hybrid_claims(WHY.ACM, WHY.ACM_MEANS),
-        ),
+        figure("fig9", hybrid(QWEN), OF_POLICIES, curves(LATENCY | BEST_EFFORT)),
+        figure("fig10", hybrid(QWEN), OF_POLICIES, curves(READINGS, _percent)),
+        figure("hybrid", hybrid(QWEN), headline, claims=hybrid_claims(TEXTS.HYBRID, TEXTS.MEANS)),
+        figure("acm", hybrid(ACM), headline, claims=hybrid_claims(TEXTS.ACM, TEXTS.ACM_MEANS)),
         figure(
             "lmsys",
-            "the same with LMSYS lengths, over all settings",
             hybrid(ACM, "lmsys"),
             headline,
-            claims=hybrid_claims(WHY.LMSYS, WHY.LMSYS["tpot_attainment"], in_time=False),
+            claims=hybrid_claims(TEXTS.LMSYS, TEXTS.LMSYS["tpot_attainment"], in_time=False),
         ),
         figure(
             "fig11",
-            "real-time requests alone",
             PURE,
             OF_POLICIES,
             curves(LATENCY | {"rt_rps": ("requests/s served", 1.0)}, lambda *_: None, False),
         ),
-        figure("pure", "Fig. 11 over all settings", PURE, headline, claims=pure_claims),
-        figure(
-            "fig12",
-            "with and without the bidirectional cache, 10 requests/s",
-            CACHED,
-            BI_CACHE,
-            bars("profile", "cache", ATTAINMENTS),
-            CACHE_CLAIMS,
-        ),
+        figure("pure", PURE, headline, claims=pure_claims),
+        figure("fig12", CACHED, BI_CACHE, bars("profile", "cache", ATTAINMENTS), CACHE_CLAIMS),
         figure(
             "fig13",
-            "scheduling overhead (wall-clock time of planning: differs from run to run)",
             OVERHEADS,
             Table(("profile", "rate"), tuple(OVERHEAD)),
             OVERHEAD_BARS,
             overhead_claims,
         ),
-        figure(
-            "parts",
-            "BROS with and without its parts, Qwen2.5-14B, 10 requests/s",
-            parts_at(RATE),
-            CHANGED,
-            PART_BARS,
-            PART_CLAIMS[RATE],
-        ),
-        figure(
-            "parts_high",
-            "the same at 15 requests/s",
-            parts_at(HIGH),
-            CHANGED,
-            PART_BARS,
-            PART_CLAIMS[HIGH],
-        ),
+        figure("parts", parts_at(RATE), CHANGED, PART_BARS, PART_CLAIMS[RATE]),
+        figure("parts_high", parts_at(HIGH), CHANGED, PART_BARS, PART_CLAIMS[HIGH]),
         figure(
             "settings",
-            "ours: one setting at a time, Qwen2.5-14B, ShareGPT lengths, 10 requests/s",
             SETTINGS,
             Table(("varied", "value", "policy"), COLUMNS),
             lines_of("varied", ALL, "value", "policy", LOOKS, _from_zero, NAMES.get, " "),

@@ -8,8 +8,6 @@ given length. Seconds are CPU seconds unless named wall. docs/benchmark.md says 
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -21,10 +19,7 @@ from twinserve.experiments.study.tables import MEDIANS, Medians
 from twinserve.policies.registry import policy_names
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
-from twinserve.sim.setup.run import Simulation, run_policy
-from twinserve.traces.generators.longdoc import longdoc
-from twinserve.traces.generators.tidal import tidal
-from twinserve.traces.transform import merge
+from twinserve.sim.setup.run import Simulation
 
 BATCH = 128
 # tokens, uniform; about one request ends a step, and the next one begins
@@ -131,25 +126,6 @@ def steady(
     }
 
 
-@alone
-def tidal_day(policy: str, seed: int, day_s: float, documents: int | None) -> dict[str, Any]:
-    """Online requests, one a second at the peak, through a day pressed into `day_s` seconds, and
-    that many offline questions on long documents (None: all) beside it."""
-    config = settings(policy, exact=False, max_num_seqs=None, slo="ttft=1,tpot=0.18")
-    inputs, online = resolve(config), tidal(duration_s=day_s)
-    offline = longdoc("loogle-short", requests=documents, block_tokens=config.block_tokens)
-    inputs = replace(inputs, workload=merge(online, offline))
-    result = run_policy(inputs, inputs.policies[0])
-    return {
-        "online": len(online),
-        "offline": len(offline),
-        "steps": len(result.rows.steps),
-        "wall_s": result.timing["wall_s"],
-        "decisions": result.timing["decisions"],
-        "simulated_s": result.summary["duration"],
-    }
-
-
 # -- the figures -----------------------------------------------------------------------------------
 POLICIES = policy_names()
 FEW_STEPS = {"warm_up": 5, "decisions": 10}
@@ -192,17 +168,6 @@ STUDY = Study(
             "`simulate --policy P --trace mooncake`, whole process (aim: 30 s)",
             Grid({"policy": POLICIES}, {**MOONCAKE, "quiet": True}, few=FIRST, quick=FEW),
             whole,
-        ),
-        _figure(
-            "day",
-            "A tidal day with an offline pool (aim: 120 s)",
-            Grid(
-                {"policy": [name for name in POLICIES if name.startswith("echo")]},
-                {"day_s": 86_400.0, "documents": None},
-                few={"policy": 1},
-                quick={"day_s": 60.0, "documents": 20},
-            ),
-            tidal_day,
         ),
     ],
     workers=1,

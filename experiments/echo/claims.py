@@ -9,10 +9,10 @@ import pandas as pd
 
 from twinserve.experiments.echo.points import ALONE, BS_512, PARTS, PRINTED, SHORT
 from twinserve.experiments.echo.runs import AIM, LADDER
-from twinserve.experiments.study.claims import Number, Row, most, reasons, rows_of
+from twinserve.experiments.study.claims import Number, Row, most, rows_of, texts
 from twinserve.experiments.study.verdict import Claim, Verdict, worst
 
-WHY = reasons(__file__)
+TEXTS = texts(__file__)
 BS, BS_E, BS_E_S, ECHO = LADDER
 BELIEFS = {
     "paper": "eqs. 6, 7 and the sentence before 8, slo=cumulative",
@@ -43,7 +43,7 @@ def day_claims(table: pd.DataFrame) -> list[Claim]:
         "the paper's)"
     )
     verdict = ratio.beside(PEAK_OVER_TROUGH, 1.0)
-    return [Claim.judged("Fig. 2", what, "about x 6", f"x {ratio}", verdict, WHY.DAY)]
+    return [Claim.judged("Fig. 2", what, "about x 6", f"x {ratio}", verdict, TEXTS.DAY)]
 
 
 # -- Fig. 6 ----------------------------------------------------------------------------------------
@@ -61,13 +61,13 @@ def throughput_claims(table: pd.DataFrame) -> list[Claim]:
             "offline tokens/s, Echo over BS: the most with online objectives kept (if there "
             f"is one); {said}"
         )
-        why = WHY.SPEEDUP[estimator]
+        why = TEXTS.SPEEDUP[estimator]
         found.append(Claim.judged("Fig. 6", what, UP_TO, ours, _keeping(best), why))
         if best.speedup_512.known:  # BS as an engine of the paper's time ran it
             verdict = best.speedup_512.beside(SPEEDUP, 1.0)
             what = f"the same over BS with 512 tokens a step; {said}"
             ours = f"x {best.speedup_512} ({best.pool})"
-            found.append(Claim.judged("Fig. 6", what, UP_TO, ours, verdict, WHY.BS_512))
+            found.append(Claim.judged("Fig. 6", what, UP_TO, ours, verdict, TEXTS.BS_512))
         for pool, part in mine.groupby("pool", sort=False):
             found += _rungs({row.policy: row for row in rows_of(part)}, f"{pool}; {said}")
     return found
@@ -84,9 +84,9 @@ def _rungs(rows: dict[str, Row], setting: str) -> list[Claim]:
         return []
     e, *above = (rows[policy] for policy in LADDER[1:])
     what = f"offline tokens/s, BS+E over BS, {setting}"
-    over = [(what, e.speedup, WHY.E)]
+    over = [(what, e.speedup, TEXTS.E)]
     if e.speedup_512.known:
-        over.append((f"{what}, BS with 512 tokens a step", e.speedup_512, WHY.E_512))
+        over.append((f"{what}, BS with 512 tokens a step", e.speedup_512, TEXTS.E_512))
     found = [
         Claim.judged("Fig. 6", what, "slightly below 1", f"x {by}", _slightly_below(by), why)
         for what, by, why in over
@@ -95,7 +95,7 @@ def _rungs(rows: dict[str, Row], setting: str) -> list[Claim]:
     texts = ", ".join(f"x {row.speedup}" for row in (e, *above))
     steps = ", ".join(f"x {row.step}" for row in above)
     ours = f"{texts}; seed by seed {steps} over the one before"
-    why = WHY.NO_SHARING if setting.startswith("sharegpt") else WHY.M
+    why = TEXTS.NO_SHARING if setting.startswith("sharegpt") else TEXTS.M
     what = f"BS+E, BS+E+S, Echo over BS, {setting}"
     found.append(Claim.judged("Fig. 6", what, "each more than the one before", ours, verdict, why))
     return found
@@ -111,13 +111,13 @@ def cache_claims(table: pd.DataFrame) -> list[Claim]:
                 f"documents, {row.order}"
             )
             ours, verdict = f"{100 * row.drop} points", row.drop.above(NO_DROP)
-            why = WHY.LRU[row.order]
+            why = TEXTS.LRU[row.order]
             found.append(Claim.judged("Fig. 9", what, "drops", ours, verdict, why))
             continue
         ours = f"x {row.gain} (hit rate {100 * row.more_hits} points higher)"
         said = "M's eviction order" + ("" if row.part == PARTS[1] else " and threshold")
         what = f"offline tokens/s, {said} over an LRU cache, 12 documents, {row.order}"
-        verdict, why = (row.gain - 1).above(NO_STEP), WHY.CACHE[row.order]
+        verdict, why = (row.gain - 1).above(NO_STEP), TEXTS.CACHE[row.order]
         found.append(Claim.judged("Fig. 6", what, "more", ours, verdict, why))
     return found
 
@@ -132,7 +132,7 @@ def sharing_claims(table: pd.DataFrame) -> list[Claim]:
             f"x {row.speedup}, kept by {_per_cent(row.attainment)}; x {row.gain} of {row.policy} "
             "with attention that reads a document for each",
             _keeping(row),
-            WHY.SHARED,
+            TEXTS.SHARED,
         )
         for row in rows_of(table[table.policy != "BS"], shared_prefix=True)
     ]
@@ -149,7 +149,7 @@ def setting_claims(table: pd.DataFrame) -> list[Claim]:
             f"x {row.speedup} (requests: x {row.speedup_rps}), kept by "
             f"{_per_cent(row.attainment)}, as printed (TTFT + i TPOT) by {_per_cent(row.in_time)}",
             _keeping(row),
-            WHY.SETTINGS[row.change],
+            TEXTS.SETTINGS[row.change],
             False,
         )
         for row in rows_of(table, policy=ECHO)
@@ -170,7 +170,7 @@ def latency_claims(table: pd.DataFrame) -> list[Claim]:
             verdict = worst(*(row.ttft_more.more(whole=lowest) for row in others))
             ours = ", ".join(f"{name} {1000 * row.ttft_s} ms" for name, row in rows.items())
             what = f"median TTFT, BS is lowest, {SHORT}; {said}"
-            found.append(Claim.judged("Fig. 7", what, "lowest", ours, verdict, WHY.TTFT))
+            found.append(Claim.judged("Fig. 7", what, "lowest", ours, verdict, TEXTS.TTFT))
     return found
 
 
@@ -180,7 +180,7 @@ def _in_time(row: Row, estimator: str) -> Claim:
         f"TTFT {_per_cent(row.ttft_attainment)}, TPOT {_per_cent(row.tpot_attainment)}; last "
         f"token within TTFT + i TPOT {_per_cent(row.in_time)}"
     )
-    why = WHY.TPOT[PRINTED if row.policy == PRINTED else estimator]
+    why = TEXTS.TPOT[PRINTED if row.policy == PRINTED else estimator]
     verdict, what = row.attainment.above(AIM), what + BELIEFS[estimator]
     return Claim.judged("Fig. 7", what, "at least 90 %", ours, verdict, why, False)
 
@@ -194,7 +194,7 @@ def busiest_claims(table: pd.DataFrame) -> list[Claim]:
             f"{_per_cent(row.attainment)}; those that miss are {_per_cent(row.missed)} of the "
             "day's",
             row.attainment.above(AIM),
-            WHY.BUSY,
+            TEXTS.BUSY,
             False,
         )
         for row in rows_of(table[table.policy != ALONE])
@@ -211,7 +211,7 @@ def opposite_claims(table: pd.DataFrame) -> list[Claim]:
             "opposite directions",
             f"{row.correlation:2} (of their memory: {row.correlation_used:2})",
             row.correlation.below(),
-            WHY.OPPOSITE,
+            TEXTS.OPPOSITE,
         )
         for row in rows_of(table, policy=ECHO)
     ]
@@ -225,14 +225,14 @@ def hit_claims(table: pd.DataFrame) -> list[Claim]:
             what = f"prefix hit rate of offline prompts, {SHORT}, {setting}"
             verdict, ours = row.hit_rate.beside(HIT_RATE), _per_cent(row.hit_rate)
             printed = f"{HIT_RATE:.1%}"
-            found.append(Claim.judged("Fig. 9", what, printed, ours, verdict, WHY.HITS, False))
+            found.append(Claim.judged("Fig. 9", what, printed, ours, verdict, TEXTS.HITS, False))
         if not row.drop.known:  # nothing offline was begun in one of them
             continue
         trough, peak = _per_cent(row.hit_rate_trough), _per_cent(row.hit_rate_peak)
         verdict = abs(row.drop).below(NO_DROP) if stable else row.drop.above(NO_DROP)
         what, printed = f"hit rate through the online peak, {setting}", ("drops", "stable")[stable]
         ours = f"trough {trough}, peak {peak}"
-        found.append(Claim.judged("Fig. 9", what, printed, ours, verdict, WHY.PEAK, False))
+        found.append(Claim.judged("Fig. 9", what, printed, ours, verdict, TEXTS.PEAK, False))
     return found
 
 
@@ -246,7 +246,7 @@ def occupied_claims(table: pd.DataFrame) -> list[Claim]:
             f"{_per_cent(row.half_full)} (free: online {_per_cent(row.online_cached)}, offline "
             f"{_per_cent(row.offline_cached)} of the memory)",
             row.half_full.above(0.5),
-            WHY.OCCUPIED,
+            TEXTS.OCCUPIED,
             False,
         )
         for row in rows_of(table, policy=ECHO)
@@ -264,8 +264,8 @@ def whole_day_claims(table: pd.DataFrame) -> list[Claim]:
 
 def _of_one_day(why: str) -> str:
     """Of a claim on a single day: a cause of its size stays."""
-    stays = f"{why} " if why in (WHY.HITS, WHY.OCCUPIED) else ""
-    return f"{stays}{WHY.ONE_DAY}" if why else ""
+    stays = f"{why} " if why in (TEXTS.HITS, TEXTS.OCCUPIED) else ""
+    return f"{stays}{TEXTS.ONE_DAY}" if why else ""
 
 
 # -- Fig. 11 and Sec. 5.3 --------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def arrival_claims(table: pd.DataFrame) -> list[Claim]:
                 within.beside(COVERED),
             ),
         )
-        found += [Claim.judged("Fig. 11", *claim, WHY.ARRIVALS, False) for claim in claims]
+        found += [Claim.judged("Fig. 11", *claim, TEXTS.ARRIVALS, False) for claim in claims]
     return found
 
 
@@ -303,7 +303,7 @@ def memory_claims(table: pd.DataFrame) -> list[Claim]:
             f"{_per_cent(1 - row.exceeded)} (kept for nothing: {100 * row.spare:.2g} % of "
             "the memory)",
             (1 - row.exceeded).beside(COVERED),
-            WHY.MEMORY[row.tide],
+            TEXTS.MEMORY[row.tide],
             False,
         )
         for row in rows_of(table)

@@ -17,7 +17,7 @@ from twinserve.experiments.echo.runs import (
 )
 from twinserve.experiments.study.curves import Bars, lines_of, of_runs, one_seed, ylog
 from twinserve.experiments.study.grid import Grid
-from twinserve.experiments.study.study import Figure, Study
+from twinserve.experiments.study.study import Figure, Study, titled
 from twinserve.experiments.study.tables import Table
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "black", "tab:brown", "tab:cyan")
@@ -63,21 +63,23 @@ FORETOLD = lines_of(
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def served(name: str, title: str, grid, table, plot, claims) -> Figure:
-    return Figure(name, title, grid, serve, table, plot, claims)
+figure = titled(claims.TEXTS.TITLES)
 
 
-def watched(name: str, title: str, grid: Grid, plot, claims) -> Figure:
-    return Figure(name, title, grid, watch, tables.of_series, plot, claims)
+def served(name: str, grid, table, plot, claims) -> Figure:
+    return figure(name, grid, serve, table, plot, claims)
+
+
+def watched(name: str, grid: Grid, plot, claims) -> Figure:
+    return figure(name, grid, watch, tables.of_series, plot, claims)
 
 
 STUDY = Study(
     "echo",
     "Wang et al., Echo",
     [
-        Figure(
+        figure(
             "fig2",
-            "online requests over a day",
             Grid({}),
             hours,
             Table(("hour",), ("rate", "ratio")),
@@ -86,7 +88,6 @@ STUDY = Study(
         ),
         served(
             "fig6",
-            "offline throughput",
             points.THROUGHPUT,
             tables.beside_bs("pool", "estimator"),
             Bars("pool", "policy", SPEEDUP, group="estimator"),
@@ -94,7 +95,6 @@ STUDY = Study(
         ),
         served(
             "fig7",
-            "TTFT and TPOT of online requests beside LooGLE short",
             points.LATENCIES,
             tables.quantiles,
             lines_of(
@@ -111,7 +111,6 @@ STUDY = Study(
         ),
         watched(
             "fig8",
-            "active requests",
             points.ACTIVE,
             over_a_day(
                 "setting",
@@ -123,38 +122,27 @@ STUDY = Study(
             ),
             claims.opposite_claims,
         ),
-        watched("fig9", "prefix hit rate", points.ACTIVE, HITS, claims.hit_claims),
-        watched(
-            "fig10",
-            "memory by kind",
-            points.ACTIVE,
-            over_a_day("setting", None, FREE),
-            claims.occupied_claims,
-        ),
-        watched(
-            "day", "Figs. 8 to 10 over a whole day", points.WHOLE_DAY, HITS, claims.whole_day_claims
-        ),
-        Figure(
+        watched("fig9", points.ACTIVE, HITS, claims.hit_claims),
+        watched("fig10", points.ACTIVE, over_a_day("setting", None, FREE), claims.occupied_claims),
+        watched("day", points.WHOLE_DAY, HITS, claims.whole_day_claims),
+        figure(
             "busy",
-            "ours: the minutes of that day in which most arrives",
             points.BUSIEST,
             busiest,
             Table(("policy",), ("minutes", "offered", "missed", "attainment")),
             Bars("policy", None, {"missed": "miss their objectives, share of the day's"}),
             claims.busiest_claims,
         ),
-        Figure(
+        figure(
             "fig11",
-            "expected arrivals",
             Grid({"burstiness": points.BURSTS}),
             foretold_arrivals,
             tables.of_arrivals,
             of_runs(EXPECTED, one_seed),
             claims.arrival_claims,
         ),
-        Figure(
+        figure(
             "memory",
-            "expected memory",
             points.MEMORY,
             foretold_memory,
             tables.of_memory,
@@ -163,7 +151,6 @@ STUDY = Study(
         ),
         served(
             "cache",
-            "ours: M in parts, questions on twelve documents that do not fit into memory together",
             points.CACHES,
             tables.BESIDE_LRU,
             Bars(
@@ -180,7 +167,6 @@ STUDY = Study(
         ),
         served(
             "shared",
-            "ours: attention that reads a document once for all decodes on it; sums, slo=gap",
             points.SHARED,
             tables.BESIDE_EACH,
             Bars("policy", "shared_prefix", SPEEDUP, group="pool"),
@@ -188,7 +174,6 @@ STUDY = Study(
         ),
         served(
             "settings",
-            "ours: one setting at a time, LooGLE short",
             points.SETTINGS,
             tables.beside_bs("change"),
             Bars("change", "policy", SPEEDUP | {"hit_rate": "hit rate"}),

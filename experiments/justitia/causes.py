@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.justitia.claims import UP_TO, judge_up_to
+from twinserve.experiments.justitia.claims import TEXTS, UP_TO, judge_up_to
 from twinserve.experiments.justitia.runs import LLAMA_13B, PAPER_BLOCKS, compare
 from twinserve.experiments.justitia.tables import jct_table
 from twinserve.experiments.study.claims import rows_of
 from twinserve.experiments.study.curves import Bars
 from twinserve.experiments.study.grid import Grid
-from twinserve.experiments.study.study import Figure
+from twinserve.experiments.study.study import titled
 from twinserve.experiments.study.verdict import Claim, judge, worst
 
 # in words, policy, its column in per cent, the paper's number; no density is said of the first two.
@@ -167,9 +167,8 @@ def claims(rows: pd.DataFrame) -> list[Claim]:
     return found
 
 
-CAUSES = Figure(
+CAUSES = titled(TEXTS.TITLES)(
     "causes",
-    "one thing changed at a time",
     GRID,
     compare,
     table,

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from twinserve.experiments.justitia.tables import MEASURES
-from twinserve.experiments.study.claims import Said, claims, most, reasons, rows_of
+from twinserve.experiments.study.claims import Said, claims, most, rows_of, texts
 from twinserve.experiments.study.verdict import Claim, Verdict, judge, judge_bound, worst
 
-WHY = reasons(__file__)
+TEXTS = texts(__file__)
 # label of a pool of KV blocks -> words in a claim
 POOLS = {"profile": "", "459": "459 KV blocks"}
 PER_CENT = 100.0  # changes (vs_POLICY) are given so
@@ -74,16 +74,16 @@ def _fig3(size: str, sized: str) -> list[Said]:
         return judge_bound(1e-9 - count, half)
 
     return [
-        said("Fig. 3", ratio, 210 / 166, fair, "over_justitia", WHY.MERGER_RATIO, paper="1.27"),
-        said("Fig. 3a", sharing, 210, fair, "mean_s", WHY.MERGERS, " s"),
-        said("Fig. 3b", sequential, 166, ours, "mean_s", WHY.MERGERS, " s"),
+        said("Fig. 3", ratio, 210 / 166, fair, "over_justitia", TEXTS.MERGER_RATIO, paper="1.27"),
+        said("Fig. 3a", sharing, 210, fair, "mean_s", TEXTS.MERGERS, " s"),
+        said("Fig. 3b", sequential, 166, ours, "mean_s", TEXTS.MERGERS, " s"),
         said(
             "Fig. 3",
             f"applications delayed by Justitia; {sized}",
             none,
             fair,
             "delayed",
-            WHY.DELAYED,
+            TEXTS.DELAYED,
             paper="none",
             text="{1:.2g} of 2",
         ),
@@ -104,7 +104,7 @@ def fig4(table: pd.DataFrame) -> list[Claim]:
     )
     verdict = "agrees" if 360 <= low and high <= 380 else "differs"
     ours = f"{low:.0f} to {high:.0f}"
-    return [Claim.judged("Fig. 4b", what, "360 to 380", ours, verdict, WHY.LENGTHS, False)]
+    return [Claim.judged("Fig. 4b", what, "360 to 380", ours, verdict, TEXTS.LENGTHS, False)]
 
 
 # -- Figs. 8, 9, 10 and 12 -------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def jct(where: str, model: str, reasons: Mapping[str, str]) -> Callable:
                 judge_close,
                 srjf,
                 "vs_justitia",
-                WHY.CLOSE,
+                TEXTS.CLOSE,
                 " %",
                 "very close",
                 neutral=None,
@@ -146,8 +146,8 @@ def fig10(table: pd.DataFrame) -> list[Claim]:
         delay = f"worst delay against VTC; {setting}"
         unit = {"unit": " %", "factor": 100.0}
         found += claims(
-            said("Fig. 10", no_later, 92.0, ours, "not_delayed", WHY.SHARE, **unit),
-            said("Fig. 10", delay, 26.0, ours, "late", WHY.WORST, **unit),
+            said("Fig. 10", no_later, 92.0, ours, "not_delayed", TEXTS.SHARE, **unit),
+            said("Fig. 10", delay, 26.0, ours, "late", TEXTS.WORST, **unit),
         )(table)
         by = {row.policy: row for row in rows_of(table, pool=pool)}
         for policy in RIVALS:
@@ -156,7 +156,10 @@ def fig10(table: pd.DataFrame) -> list[Claim]:
                 f"smaller: at most half); {setting}"
             )
             text = f"{100 * by['justitia'].late} % against {100 * by[policy].late} %"
-            verdict, reason = by[policy].half_delay.above(), WHY.NOT_SMALLER.get(policy, WHY.WORST)
+            verdict, reason = (
+                by[policy].half_delay.above(),
+                TEXTS.NOT_SMALLER.get(policy, TEXTS.WORST),
+            )
             found.append(Claim.judged("Fig. 10", what, "much smaller", text, verdict, reason))
     return found
 
@@ -171,7 +174,7 @@ def fig12(table: pd.DataFrame) -> list[Claim]:
             text = f"{what} JCT, Justitia/C against Justitia; {setting}"
             row = {"pool": pool, "density": density}
             most = f"up to {UP_TO} %"
-            one = said("Fig. 12", text, judge_up_to, row, column, WHY.FIG12, " %", most)
+            one = said("Fig. 12", text, judge_up_to, row, column, TEXTS.FIG12, " %", most)
             found += claims(one)(costly)
     return found
 
@@ -194,7 +197,7 @@ def fig11(table: pd.DataFrame) -> list[Claim]:
         )
         text += f"; GPS ends it at {ours.gps_s:.0f} s, with bound 2 {ours.bound_s:.0f} s"
         what = f"elephant as small applications go from {before} to {most}; {crowd}"
-        reason = WHY.CROWD.get(
+        reason = TEXTS.CROWD.get(
             crowd, "the summaries of the seeds differ in size; no run here says more"
         )
         paper = "grows under SRJF, bounded under Justitia"
@@ -216,7 +219,7 @@ def fairness(table: pd.DataFrame) -> list[Claim]:
             ours = f"fairer by {gain}{' ' if unit else ''}{unit}, in {100 * wins:.0f} % of runs"
             what = f"Justitia fairer than SRJF: {words}; {setting}"
             verdict, mine = gain.above(), name in PRINTED
-            found.append(Claim.judged("Sec. V-B", what, "fairer", ours, verdict, WHY.WHO, mine))
+            found.append(Claim.judged("Sec. V-B", what, "fairer", ours, verdict, TEXTS.WHO, mine))
     return found
 
 
@@ -228,9 +231,9 @@ KINDS = {"error": "noise of each application", "class error": "one factor a clas
 def _with_errors(kind: str, pool: str) -> list[Said]:
     setting = _with(f"{KINDS[kind]}, 2x", POOLS[pool])
     right, wrong = ({"predictor": f"{kind} {error} %", "pool": pool} for error in ERRORS)
-    noise = WHY.NOISE if kind == "error" else WHY.CLASSES
-    reason = WHY.POOL if pool == "profile" else noise
-    more = WHY.NOISE if kind == "error" else reason
+    noise = TEXTS.NOISE if kind == "error" else TEXTS.CLASSES
+    reason = TEXTS.POOL if pool == "profile" else noise
+    more = TEXTS.NOISE if kind == "error" else reason
     what = f"average JCT with an error of {{}} %; {setting}"
     against = f"JCT with 452 % against 53 %; {setting}"
     return [
@@ -242,15 +245,15 @@ def _with_errors(kind: str, pool: str) -> list[Said]:
 
 MLP = {"predictor": "mlp", "pool": "profile"}
 TABLE2 = claims(
-    said("Table II", "MLP, mean relative error", 53.0, MLP, "error", WHY.MLP, " %", factor=100.0),
-    said("Table II", "MLP, one prediction", 2.16, MLP, "predict_ms", WHY.TIME, " ms"),
+    said("Table II", "MLP, mean relative error", 53.0, MLP, "error", TEXTS.MLP, " %", factor=100.0),
+    said("Table II", "MLP, one prediction", 2.16, MLP, "predict_ms", TEXTS.TIME, " ms"),
     said(
         "Table II",
         "MLP, training of all classes",
         60.0,
         MLP,
         "train_s",
-        WHY.TIME,
+        TEXTS.TIME,
         " s",
         "about 1 min",
     ),
@@ -266,7 +269,7 @@ def table3(table: pd.DataFrame) -> list[Claim]:
             ms,
             {"queue": "heap", "a_minute": rate},
             "plan_ms",
-            WHY.TIME,
+            TEXTS.TIME,
             " ms",
         )
         for rate, ms in OVERHEAD_MS.items()
@@ -275,7 +278,7 @@ def table3(table: pd.DataFrame) -> list[Claim]:
     verdict = worst(*(row.plan_ms.below(10) for row in heap))
     ours = f"{most(heap, 'plan_ms').plan_ms} ms at most"
     what = "a decision, at every rate"
-    always = Claim.judged("Table III", what, "under 10 ms", ours, verdict, WHY.TIME, False)
+    always = Claim.judged("Table III", what, "under 10 ms", ours, verdict, TEXTS.TIME, False)
     number = OVERHEAD_MS[RATES[-1]] / OVERHEAD_MS[RATES[0]]
     what = f"a decision at {RATES[-1]} over one at {RATES[0]} applications a minute; queue: "
     grown = [
@@ -285,7 +288,7 @@ def table3(table: pd.DataFrame) -> list[Claim]:
             number,
             {"queue": queue, "a_minute": RATES[-1]},
             "over_least",
-            WHY.PLAN,
+            TEXTS.PLAN,
             paper=f"x {number:.1f}",
         )
         for queue in QUEUES

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.justitia import claims, tables
 from twinserve.experiments.justitia.causes import CAUSES
-from twinserve.experiments.justitia.claims import ERRORS, OVERHEAD_MS, QUEUES, SJF, WHY
+from twinserve.experiments.justitia.claims import ERRORS, OVERHEAD_MS, QUEUES, SJF, TEXTS
 from twinserve.experiments.justitia.overhead import decisions, prediction
 from twinserve.experiments.justitia.runs import (
     LLAMA_13B,
@@ -28,7 +28,7 @@ from twinserve.experiments.justitia.runs import (
 from twinserve.experiments.study.curves import Bars, lines_of, of_runs, one_seed, ylog
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.points import Point
-from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.study import Scale, Study, titled
 from twinserve.experiments.study.tables import Table
 
 DENSITIES = ("1x", "2x", "3x")
@@ -244,102 +244,86 @@ ENDS = {
     "bound_s": ("GPS and bound 2, s", 1.0),
 }
 
+figure = titled(TEXTS.TITLES)
 STUDY = Study(
     "justitia",
     'Yang et al., "Justitia: Fair and Efficient Scheduling for LLM Applications"',
     [
-        Figure(
+        figure(
             "fig3",
-            "two document mergers, KV blocks over time",
             FIG3,
             two_mergers,
             tables.mergers,
             of_runs(lines_of("policy", BLOCKS, "t_s", None, THIN, xlabel="s"), last_size),
             claims.FIG3,
         ),
-        Figure(
+        figure(
             "fig4",
-            "lengths of first-stage requests over 100 runs",
             FIG4,
             lengths,
             Table(("kind", "what", "low", "high"), ("share", "least", "most", "relative_spread")),
             lengths_plot,
             claims.fig4,
         ),
-        Figure(
+        figure(
             "fig8",
-            "JCT, Llama-7B on an A100",
             FIG8,
             compare,
             tables.by_density,
             jct_bars(SHOWN),
-            claims.jct("Fig. 8", "Llama-7B", WHY.FIG8),
+            claims.jct("Fig. 8", "Llama-7B", TEXTS.FIG8),
         ),
-        Figure(
+        figure(
             "fig9",
-            "JCT, Llama-13B on 4 V100",
             FIG9,
             compare,
             tables.by_density,
             jct_bars(SHOWN),
-            claims.jct("Fig. 9", "Llama-13B", WHY.FIG9),
+            claims.jct("Fig. 9", "Llama-13B", TEXTS.FIG9),
         ),
-        Figure(
+        figure(
             "fig10",
-            "finish-time fair ratios at 3x",
             jct(("3x",), POLICIES, pools=POOLS),
             compare,
             lambda points: tables.jct_table(points, ["pool"]),
             ratios_plot,
             claims.fig10,
         ),
-        Figure(
+        figure(
             "fig11",
-            "an elephant among mice",
             FIG11,
             elephant,
             lambda points: tables.ELEPHANTS(tables.named(points)),
             lines_of("crowd", ENDS, "mice", "policy", {}, xlabel="small applications"),
             claims.fig11,
         ),
-        Figure(
+        figure(
             "fig12",
-            "cost in memory or in computation",
             FIG8,
             compare,
             tables.by_density,
             jct_bars(("justitia", "justitia:cost=compute")),
             claims.fig12,
         ),
-        Figure(
+        figure(
             "fairness",
-            "ours: is Justitia fairer than SRJF? paired, seed by seed",
             FIG8,
             compare,
             tables.fairness,
             Bars("density", "pool", FAIRER, finish=_zero),
             claims.fairness,
         ),
-        Figure(
-            "who",
-            "ours: which applications are later than under VTC, by their size, at 2x",
-            WHO,
-            delayed,
-            tables.WHO,
-            Bars("policy", "pool", LATER),
-        ),
-        Figure(
+        figure("who", WHO, delayed, tables.WHO, Bars("policy", "pool", LATER)),
+        figure(
             "table2",
-            "errors of prediction",
             table2_points,
             prediction,
             tables.errors,
             Bars("predictor", "pool", {"mean_s": "average JCT at 2x, s"}, finish=_papers_jct),
             claims.TABLE2,
         ),
-        Figure(
+        figure(
             "table3",
-            "time of a decision",
             TABLE3,
             decisions,
             tables.DECISIONS,
@@ -355,9 +339,8 @@ STUDY = Study(
             claims.table3,
         ),
         CAUSES,
-        Figure(
+        figure(
             "together",
-            "ours: small applications four times, large ones a sixth, 1,415 blocks",
             jct(
                 DENSITIES[1:],
                 (JUSTITIA, SRJF, "vtc", "parrot", f"{JUSTITIA},cost=compute"),
@@ -368,17 +351,15 @@ STUDY = Study(
             tables.ours,
             OURS,
         ),
-        Figure(
+        figure(
             "preemption",
-            "ours: preemption for the sake of order, which the paper denies",
             jct(DENSITIES[1:], (JUSTITIA, f"{JUSTITIA},preempt=true", "vtc")),
             compare,
             tables.ours,
             OURS,
         ),
-        Figure(
+        figure(
             "misjudged",
-            "ours: a large application believed to be twelve times as large",
             MISJUDGED,
             misjudged,
             lambda points: Table(("policy", "factor"), ("elephant_s", "mice_s"))(

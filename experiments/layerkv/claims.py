@@ -12,11 +12,11 @@ import pandas as pd
 
 from twinserve.experiments.layerkv.points import LLAMA
 from twinserve.experiments.layerkv.runs import BOTH, HISTORY, KNOWN, NO_SLO, SAVABLE, UNBOUND, VLLM
-from twinserve.experiments.study.claims import Number, Row, most, reasons, rows_of
+from twinserve.experiments.study.claims import Number, Row, most, rows_of, texts
 from twinserve.experiments.study.tables import Table
 from twinserve.experiments.study.verdict import Claim, Verdict, worst
 
-WHY = reasons(__file__)
+TEXTS = texts(__file__)
 TIMES = ("ttft_s", "ttft_p99_s", "tpot_s", "queueing_s", "prefill_s", "tokens_per_s")
 VALUES = (*TIMES, "violations", "ttft_violations", "tpot_violations", "recomputes", "kv_blocks")
 VALUES += ("parked", "parked_most", "late", "late_on_host")
@@ -165,7 +165,7 @@ def breakdown_claims(table: pd.DataFrame) -> list[Claim]:
             high.growth.above(2),
         ),
     )
-    return [Claim.judged("Fig. 1", *claim, WHY.BREAKDOWN) for claim in claims]
+    return [Claim.judged("Fig. 1", *claim, TEXTS.BREAKDOWN) for claim in claims]
 
 
 def _magnitude(gain: Number) -> Verdict:
@@ -182,8 +182,8 @@ def context_claims(table: pd.DataFrame) -> list[Claim]:
     what = "mean TTFT, vLLM over LayerKV, contexts of 128 to 16k, 1 request/s"
     paper, at = "up to an order of magnitude", "{row.model}, {row.context:g} tokens"
     readings, gain = READINGS | LENGTHS, "ttft_gain"
-    found = _up_to(table, "Fig. 4", what, paper, gain, at, WHY.CONTEXT, _magnitude, readings)
-    reason = WHY.CONTEXT_THROUGHPUT
+    found = _up_to(table, "Fig. 4", what, paper, gain, at, TEXTS.CONTEXT, _magnitude, readings)
+    reason = TEXTS.CONTEXT_THROUGHPUT
     return found + _throughput(table, "Fig. 4", "contexts", "nearly identical", reason)
 
 
@@ -215,14 +215,14 @@ def degree_claims(table: pd.DataFrame) -> list[Claim]:
         what = f"mean TTFT, vLLM over LayerKV, Yi-34B-200K, {context:,} tokens, 1 request/s"
         for policy, reading in _there(part, READINGS | LENGTHS).items():
             rows, directed = rows_of(part, policy=policy), policy == "layerkv"
-            found.append(_above_one(f"{what}; {reading}", rows, WHY.DEGREE, directed))
+            found.append(_above_one(f"{what}; {reading}", rows, TEXTS.DEGREE, directed))
         ours = rows_of(part, policy="layerkv")
         verdict = worst(*(row.narrowed.above() for row in ours[1:]))
         said = "; ".join(f"tp{row.tp}: {_change(row.throughput_change)}" for row in ours)
         what = (
             f"throughput, LayerKV over vLLM, {context:,} tokens: the gap narrows with each degree"
         )
-        found.append(Claim.judged("Fig. 5", what, "narrows", said, verdict, WHY.NARROWS))
+        found.append(Claim.judged("Fig. 5", what, "narrows", said, verdict, TEXTS.NARROWS))
     return found
 
 
@@ -244,7 +244,7 @@ def link_claims(table: pd.DataFrame) -> list[Claim]:
                 f"{factor:g} times the profile's rate; {variant}"
             )
             rows = rows_of(part.sort_values("tp"), variant=variant)
-            found.append(_above_one(what, rows, WHY.LINK))
+            found.append(_above_one(what, rows, TEXTS.LINK))
     return found
 
 
@@ -255,14 +255,14 @@ def _at_a_rate(table: pd.DataFrame, where: str, what: str, paper: float, column:
     )
     said = f"up to x {paper:g}"
     return _up_to(
-        table, where, what, said, column, at, WHY.RATE, lambda gain: gain.beside(paper, 1.0)
+        table, where, what, said, column, at, TEXTS.RATE, lambda gain: gain.beside(paper, 1.0)
     )
 
 
 def rate_claims(table: pd.DataFrame) -> list[Claim]:
     found = _at_a_rate(table, "Fig. 6", "mean TTFT", 69, "ttft_gain")
     paper = "below 3 % lower"
-    return found + _throughput(table, "Fig. 6", "rates", paper, WHY.THROUGHPUT, lower=True)
+    return found + _throughput(table, "Fig. 6", "rates", paper, TEXTS.THROUGHPUT, lower=True)
 
 
 def tail_claims(table: pd.DataFrame) -> list[Claim]:
@@ -275,7 +275,7 @@ def violation_claims(table: pd.DataFrame) -> list[Claim]:
     begins = vllm[0].onset
     said = f"from {begins} requests/s" if begins.known else "not with every seed"
     verdict, what = begins.beside(6.0), "vLLM's violations pass 10 %, Llama-2-7B"
-    found = [Claim.judged("Fig. 8", what, "near 6 requests/s", said, verdict, WHY.ONSET, False)]
+    found = [Claim.judged("Fig. 8", what, "near 6 requests/s", said, verdict, TEXTS.ONSET, False)]
     loaded = rows[rows.rate.isin([row.rate for row in vllm if row.violations.mean > ONSET])]
     loaded = loaded if len(loaded) else rows[rows.rate == rows.rate.max()]
     for policy, reading in _there(loaded, READINGS).items():
@@ -287,7 +287,7 @@ def violation_claims(table: pd.DataFrame) -> list[Claim]:
         )
         ours = f"{100 * ends[0]} to {100 * ends[1]} points"
         what = f"violations, LayerKV below vLLM where vLLM has some, Llama-2-7B; {reading}"
-        reason, directed = WHY.VIOLATIONS, policy in DIRECTED
+        reason, directed = TEXTS.VIOLATIONS, policy in DIRECTED
         paper = "17.7 to 28.7 %"
         found.append(Claim.judged("Fig. 8", what, paper, ours, verdict, reason, directed))
     return [*found, _without_slo(rows)]
@@ -307,4 +307,4 @@ def _without_slo(rows: pd.DataFrame) -> Claim:
     )
     verdict: Verdict = "direction only" if worse == "differs" and tpot else worse
     said = "without it occasionally above vLLM, by TPOT"
-    return Claim.judged("Fig. 8", what, said, shares, verdict, WHY.NO_SLO)
+    return Claim.judged("Fig. 8", what, said, shares, verdict, TEXTS.NO_SLO)

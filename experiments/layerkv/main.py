@@ -22,7 +22,7 @@ from twinserve.experiments.layerkv.runs import (
     serve,
 )
 from twinserve.experiments.study.curves import Bars, lines_of, ylog
-from twinserve.experiments.study.study import Figure, Study
+from twinserve.experiments.study.study import Figure, Study, titled
 
 LOOKS = {
     VLLM: {"color": "tab:blue"},
@@ -91,8 +91,11 @@ def _unshared(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def figure(name: str, title: str, grid, table, plot, said=lambda table: ()) -> Figure:
-    return Figure(name, title, grid, serve, table, plot, said)
+_figure = titled(claims.TEXTS.TITLES)
+
+
+def figure(name: str, grid, table, plot, said=lambda table: ()) -> Figure:
+    return _figure(name, grid, serve, table, plot, said)
 
 
 TOKENS = "{:,} tokens".format
@@ -102,7 +105,6 @@ STUDY = Study(
     [
         figure(
             "fig1",
-            "vLLM's TTFT and TPOT against the context, and the parts of TTFT",
             points.BY_CONTEXT,
             claims.BY_CONTEXT,
             lines(
@@ -117,7 +119,6 @@ STUDY = Study(
         ),
         figure(
             "fig4",
-            "contexts of 128 to 16k tokens",
             points.BY_CONTEXT,
             claims.BY_CONTEXT,
             lines("model", MEANS, "context", "tokens of prompt", finish=_by_context),
@@ -125,7 +126,6 @@ STUDY = Study(
         ),
         figure(
             "fig5",
-            "degree of parallelism, Yi-34B-200K",
             points.BY_DEGREE,
             claims.BY_DEGREE,
             lines("context", TTFT | THROUGHPUT, "tp", "degree of parallelism", title=TOKENS),
@@ -133,7 +133,6 @@ STUDY = Study(
         ),
         figure(
             "links",
-            "ours: Fig. 5 at four and eight GPUs, by the rate of all-reduces",
             points.LINKS,
             beside_vllm("context", "tp", "allreduce", "variant"),
             _links,
@@ -141,21 +140,18 @@ STUDY = Study(
         ),
         figure(
             "parking",
-            "ours: how many requests may wait on the host, Llama-2-7B, fixed prompts",
             points.PARKING,
             beside_vllm("context", "variant"),
             bars("context", *MEANS, "parked_most", named=TOKENS),
         ),
         figure(
             "lengths",
-            "ours: what is known of lengths, Llama-2-7B, prompts of 4,096 tokens",
             points.OF_LENGTHS,
             beside_vllm("requests", "variant"),
             bars("requests", *TTFT, *TAIL, *TPOT, named="{} requests".format),
         ),
         figure(
             "requests",
-            "ours: Fig. 4 with shorter and longer runs, Llama-2-7B",
             points.BY_REQUESTS,
             beside_vllm("context", "requests", "policy"),
             lines(
@@ -166,7 +162,6 @@ STUDY = Study(
         ),
         figure(
             "fig6",
-            "ShareGPT lengths, rates",
             points.BY_RATE,
             claims.BY_RATE,
             lines("model", MEANS, "rate", RATE),
@@ -174,7 +169,6 @@ STUDY = Study(
         ),
         figure(
             "fig7",
-            "P99 TTFT of the same runs",
             points.BY_RATE,
             claims.BY_RATE,
             lines("model", TAIL, "rate", RATE),
@@ -182,7 +176,6 @@ STUDY = Study(
         ),
         figure(
             "fig8",
-            "violations of the same runs",
             points.BY_RATE,
             claims.BY_RATE,
             lines("model", MISSED, "rate", RATE, only={"model": LLAMA}),
@@ -190,37 +183,19 @@ STUDY = Study(
         ),
         figure(
             "trade",
-            "ours: late requests counted or left out, times 64 parked or any number; TTFT over "
-            "TPOT, Llama-2-7B, ShareGPT lengths",
             points.TRADE,
             beside_vllm("rate", "policy"),
             lines(None, TTFT | TAIL, "tpot_s", "mean TPOT, s"),
         ),
         figure(
             "rules",
-            "ours: variants of Algorithm 1",
             points.OF_RULES,
             beside_vllm("rate", "variant"),
             bars("rate", *TTFT, *[*MISSED][1:], named=f"{{:g}} {RATE}".format),
         ),
+        figure("contention", points.CONTENTION, beside_vllm("engine", "variant"), bars("engine")),
+        figure("unshared", points.unshared, claims.UNSHARED, _unshared),
         figure(
-            "contention",
-            "ours: KV transfers and all-reduces on one link, larger models, fixed prompts, "
-            "without Algorithm 1",
-            points.CONTENTION,
-            beside_vllm("engine", "variant"),
-            bars("engine"),
-        ),
-        figure(
-            "unshared",
-            "ours: Figs. 5 to 8 on several GPUs, and other objectives, with contention and without",
-            points.unshared,
-            claims.UNSHARED,
-            _unshared,
-        ),
-        figure(
-            "higher",
-            "ours: vLLM without recomputing, and with more memory, where LayerKV's throughput is "
             "higher",
             points.OF_HIGHER,
             beside_vllm("engine", "variant"),
@@ -228,7 +203,6 @@ STUDY = Study(
         ),
         figure(
             "settings",
-            "ours: one setting at a time, Llama-2-7B, fixed prompts",
             points.SETTINGS,
             beside_vllm("varied", "value", "policy"),
             lines("varied", MEANS, "value", " "),

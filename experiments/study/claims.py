@@ -76,17 +76,17 @@ def claims(*said: Said) -> Callable[[pd.DataFrame], list[Claim]]:
     return lambda table: [claim for one in said if (claim := one.beside(table)) is not None]
 
 
-def reasons(module: str) -> SimpleNamespace:
-    """Why our numbers are not a paper's: the texts of `why.yaml` beside a module's file. {NAME} in
-    a text stands for the text of that name."""
-    texts = yaml.safe_load(Path(module).with_name("why.yaml").read_text(encoding="utf-8"))
+def texts(module: str) -> SimpleNamespace:
+    """`texts.yaml` beside a module's file: figures' titles, and why our numbers are not a paper's.
+    {NAME} in a text stands for the text of that name."""
+    found = yaml.safe_load(Path(module).with_name("texts.yaml").read_text(encoding="utf-8"))
 
     def whole(text: str | Mapping[str, Any]) -> Any:
         if isinstance(text, Mapping):
             return {name: whole(part) for name, part in text.items()}
-        return text if "{" not in text else whole(text.format_map(texts))
+        return text if "{" not in text else whole(text.format_map(found))
 
-    return SimpleNamespace(**{name: whole(text) for name, text in texts.items()})
+    return SimpleNamespace(**{name: whole(text) for name, text in found.items()})
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -94,6 +94,11 @@ class Figure:
     text: Callable[[pd.DataFrame], str] | None = None
 
 
+def titled(titles: Mapping[str, str]) -> Callable[..., Figure]:
+    """`Figure`, with its title by its name."""
+    return lambda name, *parts, **more: Figure(name, titles[name], *parts, **more)
+
+
 @dataclass(frozen=True)
 class Study:
     """The figures of one system.

@@ -27,11 +27,12 @@ from typing import Any
 import pandas as pd
 
 from twinserve.experiments.justitia.runs import compare
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.curves import Bars, lines_of
 from twinserve.experiments.study.grid import Grid, joined, windows
 from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.runs import run
-from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.study import Figure, Scale, Study, titled
 from twinserve.experiments.study.tables import BEFORE, FIRST, Table
 from twinserve.experiments.systems import saturated
 from twinserve.experiments.systems.parts import (
@@ -114,6 +115,9 @@ GAINS = {"slo_gain": ("slo_attainment", "difference"), "be_gain": ("be_tokens_pe
 WORDS = ("more", "less", "within the spread", "the same")
 
 
+figure = titled(texts(__file__).TITLES)
+
+
 # -- figures ---------------------------------------------------------------------------------------
 def grid(trace: str, loads: Sequence[float], parts: Mapping, more: Mapping[str, Any]) -> Grid:
     """parts: axes -> labels -> settings; more: further settings of all runs."""
@@ -143,7 +147,7 @@ def settings_of(part: Part) -> dict[str, Any]:
     )
 
 
-def of_loads(name: str, title: str, at: Mapping[str, Sequence[float]], **more: str) -> Figure:
+def of_loads(name: str, at: Mapping[str, Sequence[float]], **more: str) -> Figure:
     """Every system at these loads. more: settings of a variant."""
     left_out = LEFT_OUT_OF_VARIANTS if more else LEFT_OUT
     some = [policy for policy in SYSTEMS if policy not in left_out]
@@ -155,12 +159,11 @@ def of_loads(name: str, title: str, at: Mapping[str, Sequence[float]], **more: s
     table = Table(by, None, GAINS, FIRST, by[:2], verdicts={"verdict": ("slo_gain", 0.0, WORDS)})
     lines = lines_of("trace", LABELS, "load", "policy", LOOKS, _log_times, xlabel=LOAD)
     plot = lines if at is LOADS else Bars("policy", "load", SHARES, split="trace", legend=TWO)
-    return Figure(name, title, joined(*grids), run, table, plot)
+    return figure(name, joined(*grids), run, table, plot)
 
 
 def of_parts(
     name: str,
-    title: str,
     groups: Parts,
     at: Mapping[str, Sequence[float]],
     base: str,
@@ -181,7 +184,7 @@ def of_parts(
     by = ("trace", "load", "system", "part", "policy")
     table = Table(by, None, GAINS, base, by[:3], verdicts={"verdict": ("slo_gain", 0.0, WORDS)})
     plot = Bars("part", "load", SHARES, group="system", split="trace", legend=TWO)
-    return Figure(name, title, joined(*grids), run, table, plot)
+    return figure(name, joined(*grids), run, table, plot)
 
 
 LOAD = "online load / estimated capacity"
@@ -222,9 +225,8 @@ def _log_seconds(axes, metric: str) -> None:
 
 
 PARTS_OF_APPLICATIONS = dict.fromkeys(p for parts in APPLICATIONS.values() for p in parts.values())
-APPLICATIONS_FIGURE = Figure(
+APPLICATIONS_FIGURE = figure(
     "applications",
-    "Justitia's parts on applications",
     Grid(
         {"pace": {pace: {"trace": f"apps:{pace}"} for pace in PACES}},
         common={
@@ -271,66 +273,22 @@ STUDY = Study(
     "systems",
     "",
     [
-        of_loads("loads", "several loads, one GPU, TPOT 200 ms", LOADS),
-        of_loads("loads-tight", "one GPU, TPOT 50 ms", SATURATION, slo=TIGHT),
-        of_loads("four-gpus", "four GPUs, TPOT 200 ms", SATURATION, profile=FOUR_GPUS),
-        of_loads(
-            "four-gpus-tight", "four GPUs, TPOT 50 ms", SATURATION, profile=FOUR_GPUS, slo=TIGHT
-        ),
-        of_loads("overload", "load 1.25, one GPU, TPOT 200 ms", OVERLOAD),
-        of_parts(
-            "ladder-fit",
-            "which part of bros:chunk=fit earns it, one more at a time",
-            FIT_LADDER,
-            LADDER_LOADS,
-            BEFORE,
-        ),
-        of_parts(
-            "ladder", "which part earns it, one more at a time", LADDERS, LADDER_LOADS, BEFORE
-        ),
-        of_parts("prefixes", "without and with a prefix cache", PREFIXES, PREFIX_LOADS, FIRST),
-        of_parts(
-            "documents",
-            "Echo's parts beside questions on shared documents",
-            DOCUMENTS,
-            DOCUMENT_LOADS,
-            BEFORE,
-            BESIDE,
-        ),
-        of_parts(
-            "documents-systems",
-            "the systems beside questions on shared documents",
-            DOCUMENT_SYSTEMS,
-            DOCUMENT_LOADS,
-            FIRST,
-            BESIDE,
-        ),
+        of_loads("loads", LOADS),
+        of_loads("loads-tight", SATURATION, slo=TIGHT),
+        of_loads("four-gpus", SATURATION, profile=FOUR_GPUS),
+        of_loads("four-gpus-tight", SATURATION, profile=FOUR_GPUS, slo=TIGHT),
+        of_loads("overload", OVERLOAD),
+        of_parts("ladder-fit", FIT_LADDER, LADDER_LOADS, BEFORE),
+        of_parts("ladder", LADDERS, LADDER_LOADS, BEFORE),
+        of_parts("prefixes", PREFIXES, PREFIX_LOADS, FIRST),
+        of_parts("documents", DOCUMENTS, DOCUMENT_LOADS, BEFORE, BESIDE),
+        of_parts("documents-systems", DOCUMENT_SYSTEMS, DOCUMENT_LOADS, FIRST, BESIDE),
         APPLICATIONS_FIGURE,
-        of_parts(
-            "ledgers",
-            "each scheduler on the ledgers that can make a difference to it",
-            LEDGERS,
-            LADDER_LOADS,
-            FIRST,
-        ),
-        of_parts(
-            "documents-ledgers",
-            "ledgers beside questions on shared documents",
-            DOCUMENT_LEDGERS,
-            DOCUMENT_LOADS,
-            FIRST,
-            BESIDE,
-        ),
-        Figure(
-            "everyone",
-            "every policy on two workloads",
-            everyone,
-            run,
-            Table(("workload", "policy")),
-        ),
-        Figure(
+        of_parts("ledgers", LEDGERS, LADDER_LOADS, FIRST),
+        of_parts("documents-ledgers", DOCUMENT_LEDGERS, DOCUMENT_LOADS, FIRST, BESIDE),
+        figure("everyone", everyone, run, Table(("workload", "policy"))),
+        figure(
             "saturated",
-            "every policy past saturation",
             saturated.grid(windows_of(saturated.TRACE)),
             run,
             saturated.saturated_table,

@@ -313,7 +313,7 @@ def test_what_attention_that_reads_once_gains_is_paired_by_seed():
 
 
 def test_every_change_of_a_setting_has_a_reason_of_its_own():
-    why = claims.WHY
+    why = claims.TEXTS
     assert set(why.SETTINGS) == set(points.VARIANTS)
     assert set(why.CACHE) == set(why.LRU) == set(points.ORDERS)
     texts = [*why.SETTINGS.values(), *why.CACHE.values(), *why.LRU.values()]

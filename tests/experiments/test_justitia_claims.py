@@ -68,7 +68,7 @@ def test_completion_times_that_are_not_lower_differ():
             "vs_parrot": vs_parrot,
             "vs_justitia": srjf,
         }
-        return verdicts(claims.jct("Fig. 8", "Llama-7B", claims.WHY.FIG8)(rows(ours, other)))
+        return verdicts(claims.jct("Fig. 8", "Llama-7B", claims.TEXTS.FIG8)(rows(ours, other)))
 
     assert claims_of((5.0, 2.0), (9.0, 3.0), (25.0, 5.0)) == ["differs"] * 3
     assert claims_of((-57.0, 5.0), (-30.0, 9.0), (9.0, 3.0)) == [
