@@ -30,7 +30,7 @@ Sharing = Callable[[float], tuple[float, float]]
 class Options(BaseModel):
     """Base of a policy's parameters; unknown names and numbers that are not finite are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @property
     def wants_sample(self) -> bool:

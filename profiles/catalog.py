@@ -10,7 +10,7 @@ it as well. GPUs: `gpus.csv`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from twinserve.formats import shipped_json
@@ -27,10 +27,30 @@ from twinserve.profiles.models.hub_ids import catalogue_name
 from twinserve.profiles.models.quantization import FORMATS, quantized
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
 
-MODELS: dict[str, ModelSpec] = {
-    name: read_config(config, name)
-    for name, config in shipped_json("twinserve.profiles.models", "models.json").items()
-}
+
+class _Catalogue(Mapping[str, ModelSpec]):
+    """The models that ship. Each is read when it is asked for, because a run needs one at most."""
+
+    def __init__(self) -> None:
+        self._configs = shipped_json("twinserve.profiles.models", "models.json")
+        self._read: dict[str, ModelSpec] = {}
+
+    def __getitem__(self, name: str) -> ModelSpec:
+        if name not in self._read:
+            self._read[name] = read_config(self._configs[name], name)
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._configs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._configs)
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+
+MODELS: Mapping[str, ModelSpec] = _Catalogue()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

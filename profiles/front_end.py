@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from dataclasses import dataclass as plain_dataclass
+from functools import cache
 from pathlib import Path
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -167,7 +168,7 @@ class FrontEnd:
     @property
     def host_factors(self) -> tuple[float, float]:
         """Lowest and highest factor of a host of which nothing is known: of a file, by its fit."""
-        if self is PUBLISHED.get(self.name):
+        if self is published().get(self.name):
             return HOST_FACTORS
         factor = 1.0 if self.threads is None else self.threads.host_factor
         return factor / FILE_OFF, factor * FILE_OFF
@@ -213,29 +214,27 @@ def service_of(threads: Threads, serving: Serving) -> Service:
         raise ProfileError(f"front end with host factor {factor:g}: {one_line(error)}") from None
 
 
-PUBLISHED = {
-    "vllm": FrontEnd(
-        "vllm",
-        request_s=1.3e-3,
-        prompt_token_s=0.0,
-        response_s=0.4e-3,
-        source="vLLM 0.32's API server before an emulated engine, on one host (docs/profiles.md)",
-        threads=Threads(
-            accept_s=0.40e-3,
-            submit_s=0.45e-3,
-            prompt_token_s=1.2e-6,
-            tokenise_s=1.7e-6,
-            step_s=0.27e-3,
-            token_s=17e-6,
-            chunk_s=28e-6,
-            chat_s=0.2e-3,
-            launch_s=2.5e-3,
-            client_request_s=0.4e-3,
-            client_chunk_s=29e-6,
-            host_factor=1.2,
-        ),
+@cache
+def published() -> dict[str, FrontEnd]:
+    """Return the front ends that go by a name."""
+    threads = Threads(
+        accept_s=0.40e-3,
+        submit_s=0.45e-3,
+        prompt_token_s=1.2e-6,
+        tokenise_s=1.7e-6,
+        step_s=0.27e-3,
+        token_s=17e-6,
+        chunk_s=28e-6,
+        chat_s=0.2e-3,
+        launch_s=2.5e-3,
+        client_request_s=0.4e-3,
+        client_chunk_s=29e-6,
+        host_factor=1.2,
     )
-}
+    source = "vLLM 0.32's API server before an emulated engine, on one host (docs/profiles.md)"
+    return {"vllm": FrontEnd("vllm", 1.3e-3, 0.0, 0.4e-3, source, threads=threads)}
+
+
 NONE = "none"
 
 
@@ -269,10 +268,10 @@ def load_front_end(name_or_path: str | os.PathLike[str]) -> FrontEnd | None:
     if text == NONE:
         return None
     if not text.lower().endswith(".json"):
-        if text not in PUBLISHED:
-            known = [NONE, *PUBLISHED]
+        if text not in published():
+            known = [NONE, *published()]
             raise ProfileError(f"no front end {text!r}{nearest(text, known)}; or name a .json file")
-        return PUBLISHED[text]
+        return published()[text]
     terms = FRONT_END.read(read_json(Path(text)), text, ProfileError)
     try:
         return TypeAdapter(FrontEnd).validate_python(terms)

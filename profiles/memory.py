@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twinserve.profiles.gpus import GPUS
 from twinserve.profiles.kv_memory.derive import (
@@ -25,11 +25,13 @@ from twinserve.profiles.kv_memory.releases import (
     default_utilization,
     parse_release,
 )
-from twinserve.profiles.kv_memory.start_log import StartLog, read_start_log
 from twinserve.profiles.operators.model import OperatorForm
 from twinserve.profiles.profile import Profile, RooflineForm
 from twinserve.profiles.ranks import layers_of_stages
 from twinserve.profiles.specs import ModelSpec, ProfileError
+
+if TYPE_CHECKING:
+    from twinserve.profiles.kv_memory.start_log import StartLog
 
 # What the notes of profiles say whose operators can be asked for once more, of other KV.
 TABLES = "composed from the tables of aiconfigurator-core"
@@ -214,6 +216,8 @@ def with_blocks_of_log(
     of that number. utilization: another one than the server's; None: the same. Of several engines
     the one with the least memory counts. ProfileError if the log has no line that is understood.
     """
+    from twinserve.profiles.kv_memory.start_log import read_start_log
+
     try:
         log = read_start_log(Path(path).read_text(encoding="utf-8", errors="replace"))
     except OSError as error:

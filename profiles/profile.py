@@ -110,7 +110,9 @@ class Profile(BaseModel):
     step_scale        factors on the step times, where the profile is off on purpose (`scaled`)
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), defer_build=True
+    )
 
     # of PROFILE: what is read from a file is of the present version by then
     version: int = Field(default=PROFILE.version, ge=PROFILE.version, le=PROFILE.version)

@@ -15,7 +15,8 @@ from pydantic.dataclasses import dataclass
 from twinserve.errors import TwinserveError
 from twinserve.formats import parse_json
 
-STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+# deferred: most runs make no object of most of these classes
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class ProfileError(TwinserveError, ValueError):

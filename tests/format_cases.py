@@ -23,7 +23,7 @@ from twinserve.experiments.study.study import FIGURES, Figure, Scale, Study
 from twinserve.experiments.study.verdict import Claim
 from twinserve.formats import KEY, Format
 from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.front_end import FRONT_END, PUBLISHED, load_front_end, save_front_end
+from twinserve.profiles.front_end import FRONT_END, load_front_end, published, save_front_end
 from twinserve.profiles.measured.samples import (
     SAMPLES,
     Measurement,
@@ -151,7 +151,7 @@ def _write_profile(folder: Path) -> Path:
 
 
 def _write_front_end(folder: Path) -> Path:
-    save_front_end(PUBLISHED["vllm"], folder / "front.json")
+    save_front_end(published()["vllm"], folder / "front.json")
     return folder / "front.json"
 
 

@@ -164,7 +164,7 @@ def _own_doc(value: type) -> str:
 
 def _members(value: type) -> Iterator[tuple[str, list[str]]]:
     """Public methods and properties of its own."""
-    for name, member in vars(value).items():
+    for name, member in list(vars(value).items()):  # pydantic may build a class that is looked at
         function = getattr(member, "fget", None) or getattr(member, "func", None) or member
         function = getattr(function, "__func__", function)
         if name.startswith("_") or not inspect.isfunction(function):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import nnls
 
-from twinserve.profiles.front_end import PUBLISHED, FrontEnd, Serving, Threads, service_of
+from twinserve.profiles.front_end import FrontEnd, Serving, Threads, published, service_of
 
-_SHIPPED = PUBLISHED["vllm"].threads
+_SHIPPED = published()["vllm"].threads
 
 
 @dataclass(frozen=True)

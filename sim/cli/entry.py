@@ -27,12 +27,13 @@ def simulate() -> None:
 def _run(name: str) -> None:
     # Columns of millions of steps come and go: huge pages would be filled with zeros each time.
     os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
-    if name == "simulate_main":  # nothing of a simulation is worth BLAS's threads
+    one_run = name == "simulate_main"
+    if one_run:  # nothing of a simulation is worth BLAS's threads
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         from twinserve.sim.engine.garbage import collect_seldom
 
-        collect_seldom()  # imports make many objects, and all of them stay
+        collect_seldom(one_run)  # imports make many objects, and all of them stay
         from twinserve.sim.cli import main
 
         command = getattr(main, name)

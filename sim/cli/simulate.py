@@ -23,7 +23,6 @@ from twinserve.sim.cli.options import (
     Starting,
     Writing,
 )
-from twinserve.sim.cli.profiles import check_target as check_file
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 
@@ -97,13 +96,6 @@ def simulate(
     from twinserve.sim.results.export import check_export, export_requests, write_bench
     from twinserve.sim.results.files import check_target, printed_runs, write_run
     from twinserve.sim.results.metrics_objectives import parse_goodput
-    from twinserve.sim.setup.error_bars import (
-        add_beside,
-        add_error_bars,
-        check_beside,
-        check_error_bars,
-        said_of_bars,
-    )
     from twinserve.sim.setup.hardware import most_decodes
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.objectives import metrics_options, parse_objectives
@@ -141,10 +133,12 @@ def simulate(
         raise SettingsError("--export writes the requests of one run; give one --policy")
     with RunProgress(shown=not (quiet or as_json)) as progress:
         inputs = resolve(config, progress.download)
+        if error_bars or spare:
+            from twinserve.sim.setup import error_bars as more_runs
         if error_bars:
-            check_error_bars(inputs)
+            more_runs.check_error_bars(inputs)
         if spare:
-            check_beside(inputs)
+            more_runs.check_beside(inputs)
         targets = _targets(out, inputs)
         done: dict[str, RunResult] = {}
         if resume:
@@ -159,6 +153,8 @@ def simulate(
             check_export(export, inputs.workload, overwrite)
         if bench_json is not None:
             _check_apart("--bench-json", bench_json, targets.values())
+            from twinserve.sim.cli.profiles import check_target as check_file
+
             check_file(bench_json, overwrite)
         if not as_json:
             progress.say(headline(inputs))
@@ -174,9 +170,11 @@ def simulate(
             begin=progress.begin,
         ):
             if error_bars:
-                add_error_bars(inputs, spec, result, progress.report, options, progress.begin)
+                more_runs.add_error_bars(
+                    inputs, spec, result, progress.report, options, progress.begin
+                )
             if spare:
-                add_beside(inputs, spec, result, progress.report, options, progress.begin)
+                more_runs.add_beside(inputs, spec, result, progress.report, options, progress.begin)
             progress.end(result)
             if out is not None:
                 if len(targets) > 1:
@@ -196,7 +194,7 @@ def simulate(
         said = [*inputs.notices, *(n for r in results.values() for n in r.config["notices"])]
         notes = [*dict.fromkeys(said), *notes_of(results)]
         most = max(most_decodes(result.rows.step_columns) for result in results.values())
-        bars = [said_of_bars(inputs, most)] if error_bars else []
+        bars = [more_runs.said_of_bars(inputs, most)] if error_bars else []
         print_table(results, [*notes, *bars])
         print_pools(results)
         print_beside(results)

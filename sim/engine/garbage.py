@@ -14,13 +14,16 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-_THRESHOLDS = (50_000, 20, 1_000)
+_OBJECTS, _ONE_RUN = 50_000, 1_000_000  # new ones before the collector looks
+_OLDER = (20, 1_000)
 
 
-def collect_seldom() -> None:
+def collect_seldom(one_run: bool = False) -> None:
     """Apply `collected_seldom` until the process ends. Thresholds stay, because restoring them
-    makes the collector walk all objects."""
-    gc.set_threshold(*_THRESHOLDS)
+    makes the collector walk all objects.
+
+    one_run: the process ends after it, so that most runs are never looked at."""
+    gc.set_threshold(_ONE_RUN if one_run else _OBJECTS, *_OLDER)
 
 
 @contextlib.contextmanager
@@ -28,7 +31,7 @@ def collected_seldom() -> Iterator[None]:
     """Make the collector look seldom at new objects, and never at those that exist already. Can be
     nested."""
     before = gc.get_threshold()
-    gc.set_threshold(*_THRESHOLDS)
+    gc.set_threshold(max(before[0], _OBJECTS), *_OLDER)
     try:
         yield
     finally:

@@ -4,14 +4,12 @@ Also the parts of times to first token."""
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twinserve.policies.requests import End, RequestTable
-from twinserve.sim.fleet.disaggregated import Disaggregated
-from twinserve.sim.fleet.faults import with_losses
 from twinserve.sim.fleet.fleet import Fleet
-from twinserve.sim.fleet.front_end import Between
 from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.fleet.request import Placement, Request
 from twinserve.sim.results.columns import Columns, joined
@@ -28,6 +26,10 @@ from twinserve.sim.results.schemas import (
     TTFT_PARTS,
 )
 from twinserve.sim.results.steps import RecordedGaps, RecordedSteps
+
+if TYPE_CHECKING:
+    from twinserve.sim.fleet.disaggregated import Disaggregated
+    from twinserve.sim.fleet.front_end import Between
 
 # Of a request's placements: work done for it anywhere.
 _SUMMED = ("recomputes", "swaps", "swapped_tokens")
@@ -62,18 +64,21 @@ def fleet_rows(
         bare = bare.assign(**{HOST_TOKENS: np.zeros(len(bare), np.int64)})
     # what moved may have ended while the fleet held it
     goes_on = np.isin(stays["outcome"], STAYS).any()
-    if isinstance(fleet, Disaggregated) or goes_on or any(len(p) != 1 for p in where.values()):
+    apart = _with_roles(fleet)
+    if apart or goes_on or any(len(p) != 1 for p in where.values()):
         parts = [_merged(stays, placed, [where[r.number] for r in placed])] if placed else []
         requests = joined([*parts, *([bare] if unplaced or not placed else [])])
     else:
         requests = stays
-    if isinstance(fleet, Disaggregated):
-        split = ttft_parts(fleet, [*placed, *unplaced])
+    if apart is not None:
+        split = ttft_parts(apart, [*placed, *unplaced])
         requests = requests.assign(**{f"{part}_s": seconds for part, seconds in split.items()})
     never = [r for r in fleet.requests if r.end is End.NEVER_SENT]
     unsent = _bare(never, group_names)
     anew = fleet.recovery.action is Action.RETRY and any(r.discarded_tokens for r in placed)
     if fleet.losses or anew:
+        from twinserve.sim.fleet.faults import with_losses  # for those that fail
+
         requests = with_losses(requests, [*placed, *unplaced])
         unsent = with_losses(unsent, never)
     if front_end is not None:
@@ -90,6 +95,14 @@ def fleet_rows(
         replicas=Columns.of_rows([replica.row_of_life() for replica in fleet.replicas]),
         unsent=unsent,
     )
+
+
+def _with_roles(fleet: Fleet) -> Disaggregated | None:
+    if type(fleet) is Fleet:
+        return None
+    from twinserve.sim.fleet.disaggregated import Disaggregated  # for those that have roles
+
+    return fleet if isinstance(fleet, Disaggregated) else None
 
 
 def _merged(stays: Columns, requests: list[Request], where: list[list[int]]) -> Columns:
@@ -171,8 +184,8 @@ def _placements(fleet: Fleet, stays: Columns, where: dict[int, list[int]]) -> Co
             zip(where[request.number], request.placements, strict=True)
         ):
             number[i], ordinal[i], before[i] = request.number, n, placement.before_tokens
-    if isinstance(fleet, Disaggregated):
-        more = hand_over_columns(fleet, len(stays))
+    if (apart := _with_roles(fleet)) is not None:
+        more = hand_over_columns(apart, len(stays))
         prefills = np.array([replica.prefills for replica in fleet.replicas], bool)
         # what a prefill replica emits is discarded
         before += np.where(prefills[stays["replica"]], stays["output_tokens"] - before, 0)

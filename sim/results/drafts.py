@@ -45,10 +45,8 @@ class DraftDecisionRecorder(DecisionRecorder, DraftRecorder):
 
 
 def describe_drafts(steps: Steps) -> dict:
-    """`speculation` of summary.json; empty for a run without drafts. As vLLM counts
+    """`speculation` of summary.json, of steps with DRAFT_COLUMNS. As vLLM counts
     (`v1/spec_decode/metrics.py`): the mean length has the token behind the accepted drafts."""
-    if "draft_tokens" not in steps:
-        return {}
     drafts, drafted, accepted, _ = (
         int((steps.first(name) * steps.lengths).sum()) for name in DRAFT_COLUMNS
     )

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from twinserve.sim.results.columns import Columns, known
-from twinserve.sim.results.drafts import describe_drafts
 from twinserve.sim.results.files import POOL_GROUP, RunRows, plain
 from twinserve.sim.results.metrics_fleet import (
     describe_apart,
@@ -116,7 +115,10 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
     summary["scheduler"] = describe_scheduler(measured, window.first_s, window.duration_s)
     summary |= describe_fleet(measured, requests, window.duration_s)
     summary |= describe_apart(measured)
-    summary |= describe_drafts(measured.step_columns)
+    if "draft_tokens" in measured.step_columns:
+        from twinserve.sim.results.drafts import describe_drafts
+
+        summary |= describe_drafts(measured.step_columns)
     summary |= describe_failures(measured) | describe_scaling(rows)
     return plain(summary | _asked_for(rows, requests, window, options))
 

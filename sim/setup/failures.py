@@ -29,7 +29,7 @@ _OF_KIND = {"factor": Kind.SLOW, "grace_s": Kind.DRAIN}
 class FaultSettings(BaseModel):
     """A row of the file; as `Fault`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     replica: int = Field(ge=0, le=4095)
     kind: str = Kind.CRASH.value

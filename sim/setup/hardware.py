@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twinserve.policies.base import EngineLimits
 from twinserve.profiles.composition import StepTimeModel
@@ -23,14 +24,11 @@ from twinserve.profiles.profile import Profile
 from twinserve.profiles.step_times import Choice, StepTimes, choose
 from twinserve.sim.results.steps import Steps
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.speculation import (
-    Speculation,
-    check_profile,
-    limits_with_drafts,
-    parse_speculation,
-)
 from twinserve.traces.load import load_trace
 from twinserve.traces.workload import Workload
+
+if TYPE_CHECKING:
+    from twinserve.sim.setup.speculation import Speculation
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,7 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
         chosen.profile.check_shared_prefix()
     profile, notices = _with_memory(chosen.profile, config)
     profile = profile.with_host_time(host_of(profile, config))
-    speculation = None if config.speculate is None else parse_speculation(config.speculate)
-    if speculation is not None:
-        check_profile(profile, speculation)
+    speculation = None if config.speculate is None else _speculation(profile, config.speculate)
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks
     if num_blocks is None:
@@ -128,6 +124,8 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
         kv_bytes_per_token=int(profile.kv_bytes_per_token),
     )
     if speculation is not None:
+        from twinserve.sim.setup.speculation import limits_with_drafts
+
         limits = limits_with_drafts(limits, speculation)
     return Hardware(
         profile,
@@ -140,6 +138,14 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
         speculation,
         notices,
     )
+
+
+def _speculation(profile: Profile, text: str) -> Speculation:
+    from twinserve.sim.setup.speculation import check_profile, parse_speculation
+
+    speculation = parse_speculation(text)
+    check_profile(profile, speculation)
+    return speculation
 
 
 def _check_groups(profile: Profile, replicas: int) -> None:

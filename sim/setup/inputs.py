@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,11 +18,9 @@ from twinserve.policies.parts.estimators import BatchEstimator, LinearEstimator,
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel
-from twinserve.profiles.forms.estimates import step_estimate
 from twinserve.profiles.front_end import Delays, FrontEnd, Serving
 from twinserve.profiles.measured.model import MeasuredModel, noise_lines
 from twinserve.profiles.profile import Profile
-from twinserve.sim.fleet.faults import Schedule
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.files import POOL_GROUP
 from twinserve.sim.results.options import Objective
@@ -48,11 +47,13 @@ from twinserve.sim.setup.pools import (
     resolve_hand_over,
     resolve_pools,
 )
-from twinserve.sim.setup.speculation import check_speculation, estimator_with_drafts
 from twinserve.traces.generators.synth import is_synthetic
 from twinserve.traces.load import has_name, load_trace
 from twinserve.traces.transform import cap_length, check_fits, head, scale_rate, window, with_pool
 from twinserve.traces.workload import BestEffortPool, Workload, WorkloadError
+
+if TYPE_CHECKING:
+    from twinserve.sim.fleet.faults import Schedule
 
 GENERATED_SECONDS = 600.0
 
@@ -165,7 +166,10 @@ def resolve(
     used = (*policies, *(pool.spec for pool in pools if pool.spec is not None))
     _check_used(config, used)
     _check_withdrawals(config, used)
-    check_speculation(config, policies, pools)
+    if any(one.speculate is not None for one in (config, *(pool.config for pool in pools))):
+        from twinserve.sim.setup.speculation import check_speculation
+
+        check_speculation(config, policies, pools)
     hardware = pools[0].hardware if pools else resolve_hardware(config, sources)
     if config.autoscale is not None:
         from twinserve.sim.setup.demand import check_autoscaling  # for those that scale
@@ -327,6 +331,8 @@ def make_estimator(
         return _fitted(fit, hardware)
     swap = hardware.profile.swap_model()
     if hardware.speculation is not None:
+        from twinserve.sim.setup.speculation import estimator_with_drafts
+
         return estimator_with_drafts(
             config.estimator,
             hardware.speculation,
@@ -337,9 +343,10 @@ def make_estimator(
     if config.estimator == "perfect":
         return ModelEstimator(hardware.model, swap)
     if config.estimator not in ("paper", "bros"):
-        return ModelEstimator(
-            step_estimate(config.estimator, hardware.profile, hardware.model), swap
-        )
+        from twinserve.profiles.forms.estimates import step_estimate
+
+        model = step_estimate(config.estimator, hardware.profile, hardware.model)
+        return ModelEstimator(model, swap)
     return LinearEstimator(BrosLinearModel.fit(hardware.model), swap)
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from twinserve.backends.links import HostTransfers
 from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.kv.offload.ledger import TieredLedger
-from twinserve.policies.kv.offload.store import HostStore
 from twinserve.policies.names import hint
 from twinserve.policies.registry import PolicySpec, policy_for
-from twinserve.sim.engine.host_tier import HostTier
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import Hardware
+
+if TYPE_CHECKING:
+    from twinserve.policies.kv.offload.store import HostStore
 
 PAGE = 4096  # bytes: vLLM has whole pages for a chunk (`SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT`)
 GIB = 2**30
@@ -30,7 +30,7 @@ class OffloadingOptions(BaseModel):
             none of vLLM's
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     eviction_policy: Literal["lru", "arc"] = "lru"
     store_threshold: int = Field(0, ge=0, le=10**6)
@@ -118,6 +118,9 @@ class HostStores:
         index: int,
     ) -> None:
         """A tier behind the ledger of replica number `index`. Raises SettingsError."""
+        from twinserve.policies.kv.offload.ledger import TieredLedger
+        from twinserve.sim.engine.host_tier import HostTier
+
         if not isinstance(engine.backend, SimulatedBackend):
             raise SettingsError(f"{SIZE}: live engines have no host tier of ours; drop it")
         if not isinstance(ledger, TieredLedger) or not ledger.prefix_caching:
@@ -136,6 +139,8 @@ class HostStores:
     def _store(
         self, config: SimulationConfig, hardware: Hardware, options: OffloadingOptions
     ) -> HostStore:
+        from twinserve.policies.kv.offload.store import HostStore
+
         chunks = chunks_of(config, hardware, options)
         kind = options.eviction_policy, options.store_threshold
         if not options.shared:

@@ -11,8 +11,6 @@ from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import PolicySpec, ledger_class, parse_policy
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.engine.clock import Clock
-from twinserve.sim.fleet.connector import Connector, Push, parse_rule
-from twinserve.sim.fleet.disaggregated import Disaggregated
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.registry import parse_router
@@ -21,6 +19,8 @@ from twinserve.sim.setup.hardware import READ, Hardware, Sources, resolve_hardwa
 from twinserve.traces.workload import Workload
 
 if TYPE_CHECKING:
+    from twinserve.sim.fleet.connector import Connector
+    from twinserve.sim.fleet.disaggregated import Disaggregated
     from twinserve.sim.setup.fleet_file import FleetFile, PortSettings
 
 
@@ -147,6 +147,8 @@ class HandOver:
 
     def fleet(self, clock: Clock, router: Router, migrates: bool) -> Disaggregated:
         """A new one without replicas. router: of decode replicas."""
+        from twinserve.sim.fleet.disaggregated import Disaggregated
+
         prefill = parse_router(self.router).build()
         return Disaggregated(clock, router, prefill, self.connector, migrates)
 
@@ -156,6 +158,8 @@ def resolve_hand_over(file: FleetFile, config: SimulationConfig) -> HandOver | N
     settings = file.settings
     if not settings.apart:
         return None
+    from twinserve.sim.fleet.connector import Connector, Push, parse_rule
+
     if config.load is not None:
         raise SettingsError(
             f"{file.where}: --load {config.load:g}: how much prefill and decode apart can serve is "

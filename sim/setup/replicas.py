@@ -5,40 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from twinserve.backends.base import Backend
 from twinserve.backends.links import PcieLink, allreduces_of, evenly
-from twinserve.backends.lockstep import LockstepBackend, RankGroup, SharedExperts
-from twinserve.backends.pipeline import PipelineBackend
-from twinserve.backends.shared_prefix import SharedPrefixBackend
 from twinserve.backends.simulated import SimulatedBackend
-from twinserve.backends.speculating import SpeculatingBackend
 from twinserve.policies.base import Policy
 from twinserve.policies.kv.base import KvLedger
-from twinserve.policies.kv.offload.ledger import TieredLedger
-from twinserve.policies.kv.paged.drafted import DraftedLedger
 from twinserve.policies.registry import PolicySpec, ledger_class, options_of_release, policy_for
 from twinserve.policies.requests import RequestTable
-from twinserve.profiles.forms.shared_prefix import SharedPrefixModel
-from twinserve.profiles.forms.speculative import SpeculativeModel
 from twinserve.profiles.profile import Profile
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
-from twinserve.sim.engine.drafting import DraftingCore
 from twinserve.sim.engine.loop import Engine
-from twinserve.sim.engine.pipeline import PipelinedCore, PipelinedEngine
 from twinserve.sim.fleet.prefix_index import shared_contents
 from twinserve.sim.fleet.replica import Network, Replica, Role
-from twinserve.sim.results.decisions import DecisionRecorder
-from twinserve.sim.results.drafts import DraftDecisionRecorder, DraftRecorder
 from twinserve.sim.results.recorder import StepRecorder
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.offloading import HostStores, check_offloading
 from twinserve.sim.setup.pools import Pool
-from twinserve.sim.setup.speculation import Speculation
-from twinserve.traces.apps.truth import TrueDemand
+
+if TYPE_CHECKING:
+    from twinserve.backends.lockstep import RankGroup
+    from twinserve.sim.setup.speculation import Speculation
+
+# What few runs have (drafts, stages, ranks that share experts, host tiers) is imported where it is
+# made: half a second of a short run went into imports.
 
 
 @dataclass(frozen=True)
@@ -113,6 +107,8 @@ def compose(
     executes = backend(inputs, spec, policy, ledger)
     core: EngineCore
     if profile.pp > 1:
+        from twinserve.sim.engine.pipeline import PipelinedCore, PipelinedEngine
+
         _check_stages(profile, description.role, executes, decisions)
         core = PipelinedCore(requests, policy, ledger, profile.pp, config.async_scheduling)
         engine_of = PipelinedEngine
@@ -158,14 +154,21 @@ def make_core(
 ) -> EngineCore:
     if hardware.speculation is None:
         return EngineCore(ledger.table, policy, ledger, asynchronous)
+    from twinserve.sim.engine.drafting import DraftingCore
+
     return DraftingCore(ledger.table, policy, ledger, hardware.speculation.drafting, asynchronous)
 
 
 def make_recorder(
     backend: Backend, index: int, timed: bool, decisions: bool, speculation: Speculation | None
 ) -> StepRecorder:
+    if speculation is None and not decisions:
+        return StepRecorder(index, timed)
+    from twinserve.sim.results.decisions import DecisionRecorder
+    from twinserve.sim.results.drafts import DraftDecisionRecorder, DraftRecorder
+
     if speculation is None:
-        return (DecisionRecorder if decisions else StepRecorder)(index, timed)
+        return DecisionRecorder(index, timed)
     if decisions and backend.draws_drafts:
         raise SettingsError(
             "--decisions: --speculate draws which drafts are right, and no engine would find the "
@@ -177,6 +180,8 @@ def make_recorder(
 
 def _check_stages(profile: Profile, role: Role, backend: Backend, decisions: bool) -> None:
     """SettingsError for what pipeline stages are not simulated with."""
+    from twinserve.backends.pipeline import PipelineBackend
+
     if not isinstance(backend, PipelineBackend):
         raise SettingsError(f"{profile.name}: no live engine has its pipeline stages; drop :ppN")
     if role is not Role.SERVE:
@@ -198,6 +203,9 @@ def simulated_backend(
     hardware, config = inputs.hardware, inputs.config
     made = partial(SimulatedBackend, ledger.table, hardware.model)
     if (speculation := hardware.speculation) is not None:
+        from twinserve.backends.speculating import SpeculatingBackend
+        from twinserve.profiles.forms.speculative import SpeculativeModel
+
         drafter = speculation.drafter(hardware.profile, hardware.limits)
         made = partial(
             SpeculatingBackend,
@@ -207,10 +215,17 @@ def simulated_backend(
             SpeculativeModel(hardware.model, drafter),
         )
     if config.shared_prefix:
+        from twinserve.backends.shared_prefix import SharedPrefixBackend
+        from twinserve.profiles.forms.shared_prefix import SharedPrefixModel
+
         made = partial(SharedPrefixBackend, ledger, SharedPrefixModel(hardware.model))
     if hardware.profile.pp > 1:
+        from twinserve.backends.pipeline import PipelineBackend
+
         made = partial(PipelineBackend, ledger.table, hardware.model)
     if hardware.profile.dp > 1:
+        from twinserve.backends.lockstep import LockstepBackend, SharedExperts
+
         made = partial(LockstepBackend, ledger.table, SharedExperts(hardware.model))
     return made(
         PcieLink(hardware.profile.pcie_bytes_per_s, sharing=policy.traits.link_sharing or evenly),
@@ -236,6 +251,10 @@ class SimulatedBackends:
         self, inputs: Inputs, spec: PolicySpec, policy: Policy, ledger: KvLedger
     ) -> SimulatedBackend:
         backend = simulated_backend(inputs, spec, policy, ledger)
+        if inputs.hardware.profile.dp == 1:
+            return backend
+        from twinserve.backends.lockstep import LockstepBackend, RankGroup
+
         if isinstance(backend, LockstepBackend):
             profile, kind = inputs.hardware.profile, _kind(inputs.hardware)
             group = self._groups.get(kind)
@@ -260,8 +279,12 @@ def make_ledger(
     kv = spec.kv_name
     kind = ledger_class(kv)
     if hardware.speculation is not None:
+        from twinserve.policies.kv.paged.drafted import DraftedLedger
+
         kind = DraftedLedger
     if config.kv_offloading_size is not None:
+        from twinserve.policies.kv.offload.ledger import TieredLedger
+
         kind = TieredLedger
     wanted = policy.prefix_caching if config.prefix_caching is None else config.prefix_caching
     caching = wanted and policy.uses_prefix_cache
@@ -325,6 +348,8 @@ def make_policy(inputs: Inputs, spec: PolicySpec, role: Role = Role.SERVE) -> Po
             f"--cap-length {budget}"
         )
     if policy.predictor is not None and policy.predictor.needs_truth:
+        from twinserve.traces.apps.truth import TrueDemand
+
         policy.predictor.truth = TrueDemand(inputs.workload)
     if inputs.earlier is not None and policy.predictor is not None and spec.given.wants_sample:
         policy.predictor.learn(inputs.earlier.prompt_tokens, inputs.earlier.output_tokens)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,24 +20,18 @@ from twinserve.profiles.front_end import NO_DELAYS
 from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.engine.loop import Engine
-from twinserve.sim.fleet.disaggregated import Disaggregated
-from twinserve.sim.fleet.faults import Faults, failure_rows
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.request import Request
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.fleet.rows import fleet_rows
-from twinserve.sim.fleet.scaling import Autoscaler, parse_scaler
 from twinserve.sim.fleet.source import RequestSource
-from twinserve.sim.results.decisions import log_bytes
 from twinserve.sim.results.files import RunResult, RunRows
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.metrics_fleet import GPUS
 from twinserve.sim.results.options import MetricsOptions, Warmup
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.demand import bounds_of, demand_of
-from twinserve.sim.setup.failures import resolve_recovery
 from twinserve.sim.setup.hardware import most_decodes, outside
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.objectives import parse_objectives, pool_objectives
@@ -51,6 +46,9 @@ from twinserve.sim.setup.replicas import (
 )
 from twinserve.traces.readers.options import reader_sha256
 from twinserve.traces.workload import Workload, WorkloadError
+
+if TYPE_CHECKING:
+    from twinserve.sim.fleet.faults import Faults
 
 PLAIN = MetricsOptions()
 MOST_WINDOWS = 2_000
@@ -166,11 +164,11 @@ def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> R
             name: sum(c.get(name, 0) for c in counted)
             for name in dict.fromkeys(name for c in counted for name in c)
         }
-    log = (
-        log_bytes(described, engine.core.requests, engine.recorder, engine.backend.moved)
-        if simulation.decisions
-        else None
-    )
+    log = None
+    if simulation.decisions:
+        from twinserve.sim.results.decisions import log_bytes
+
+        log = log_bytes(described, engine.core.requests, engine.recorder, engine.backend.moved)
     return RunResult(rows, described, timing, summary, log)
 
 
@@ -263,6 +261,8 @@ class Simulation:
         router = router or parse_router(inputs.config.router).build()
         self.fleet = self._new_fleet(router, migrates, offline_window)
         if inputs.failures is not None or inputs.config.grace is not None:
+            from twinserve.sim.setup.failures import resolve_recovery
+
             self.fleet.recovery = resolve_recovery(inputs.config)
         self.faults: Faults | None = None
         self._made_of: list[Description] = []  # by replica
@@ -280,6 +280,8 @@ class Simulation:
             front_end=inputs.delays or NO_DELAYS,
         )
         if inputs.failures is not None:
+            from twinserve.sim.fleet.faults import Faults
+
             self.faults = Faults(
                 self.clock, self.fleet, inputs.failures, self._again, lambda: self.source.over
             )
@@ -330,6 +332,9 @@ class Simulation:
         return replica
 
     def _autoscale(self, text: str) -> None:
+        from twinserve.sim.fleet.scaling import Autoscaler, parse_scaler
+        from twinserve.sim.setup.demand import bounds_of, demand_of
+
         inputs, kind = self.inputs, self._made_of[0]
         Autoscaler(
             self.clock,
@@ -388,6 +393,8 @@ class Simulation:
         between = None if self.inputs.delays is None else self.source.between
         rows = fleet_rows(self.fleet, self.source.group_names, self.warmup, between)
         if self.faults is not None:
+            from twinserve.sim.fleet.faults import failure_rows
+
             rows.failures = failure_rows(self.fleet, self.faults.happened)
         if self.inputs.config.autoscale is not None and rows.replicas is not None:
             rows.replicas[GPUS] = self.inputs.hardware.profile.gpus
@@ -449,8 +456,8 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
 def _sha256_of_routers(fleet: Fleet) -> dict[str, str]:
     """Of the files that they are from, where they are from some."""
     routers = {"router": fleet.router}
-    if isinstance(fleet, Disaggregated):
-        routers["prefill_router"] = fleet.prefill_router
+    if (prefill := getattr(fleet, "prefill_router", None)) is not None:  # of `Disaggregated`
+        routers["prefill_router"] = prefill
     found = {f"{name}_file_sha256": file_sha256(type(one)) for name, one in routers.items()}
     return {name: digest for name, digest in found.items() if digest}
 

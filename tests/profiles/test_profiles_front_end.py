@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from twinserve.profiles.front_end import (
-    PUBLISHED,
     FrontEnd,
     Serving,
     Threads,
     load_front_end,
+    published,
     save_front_end,
     service_of,
 )
@@ -90,7 +90,7 @@ def test_none_is_none_and_a_file_says_what_was_written(tmp_path):
 def test_what_it_takes_can_be_read_in_a_line():
     said = MINE.describe()
     assert "mine: 2 ms a request, 1 us a prompt token, 3 ms to see a token" in said
-    for front_end in PUBLISHED.values():
+    for front_end in published().values():
         assert "\n" not in front_end.describe() and front_end.source
         assert "0.85 ms a request, 2.9 us a prompt token" in front_end.describe()
 
@@ -123,7 +123,7 @@ def test_a_front_end_that_is_not_there_is_one_line(name, said):
 
 
 # -- measured --------------------------------------------------------------------------------------
-TERMS = replace(PUBLISHED["vllm"].threads, host_factor=1.0)
+TERMS = replace(published()["vllm"].threads, host_factor=1.0)
 
 
 def loads(noise: float = 0.0) -> list[Load]:

@@ -4,6 +4,7 @@ what a run writes is what a replay or a --config of it gives again."""
 from __future__ import annotations
 
 import builtins
+import gc
 import json
 import re
 import shutil
@@ -457,6 +458,7 @@ def test_ctrl_c_before_there_is_a_command_is_one_line(capsys, monkeypatch, comma
         return load(name, *more, **named)
 
     monkeypatch.setattr(builtins, "__import__", interrupted)
+    monkeypatch.setattr(gc, "set_threshold", lambda *_: None)  # this process goes on
     code, out, err = run(capsys, lambda _: command())
     assert (code, out, err.count("\n")) == (130, "", 1) and err.startswith("error: interrupted")
 

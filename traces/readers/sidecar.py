@@ -34,7 +34,7 @@ SUFFIX = ".meta.json"
 class Pool(BaseModel):
     """BestEffortPool on disk."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
     batch: int = Field(ge=1, le=1_000_000)
     prompt_tokens: tuple[int, int] = Field(strict=False)
     output_tokens: tuple[int, int] = Field(strict=False)
@@ -53,7 +53,7 @@ class Pool(BaseModel):
 class App(BaseModel):
     """ApplicationInfo on disk."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
     kind: str
     text: str | None = None
 
