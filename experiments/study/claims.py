@@ -76,15 +76,19 @@ def claims(*said: Said) -> Callable[[pd.DataFrame], list[Claim]]:
     return lambda table: [claim for one in said if (claim := one.beside(table)) is not None]
 
 
-def texts(module: str) -> SimpleNamespace:
-    """`texts.yaml` beside a module's file: figures' titles, and why our numbers are not a paper's.
-    {NAME} in a text stands for the text of that name."""
-    found = yaml.safe_load(Path(module).with_name("texts.yaml").read_text(encoding="utf-8"))
+def texts(module: str, file: str = "texts.yaml") -> SimpleNamespace:
+    """A YAML file beside a module's, as an object; `texts.yaml` has figures' titles, and why our
+    numbers are not a paper's. {NAME} in a text stands for the text of that name; lists are
+    tuples."""
+    found = yaml.safe_load(Path(module).with_name(file).read_text(encoding="utf-8"))
 
-    def whole(text: str | Mapping[str, Any]) -> Any:
-        if isinstance(text, Mapping):
-            return {name: whole(part) for name, part in text.items()}
-        return text if "{" not in text else whole(text.format_map(found))
+    def whole(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: whole(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return tuple(map(whole, value))
+        named = isinstance(value, str) and "{" in value
+        return whole(value.format_map(found)) if named else value
 
     return SimpleNamespace(**{name: whole(text) for name, text in found.items()})
 

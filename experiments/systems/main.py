@@ -35,25 +35,17 @@ from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Figure, Scale, Study, titled
 from twinserve.experiments.study.tables import BEFORE, FIRST, Table
 from twinserve.experiments.systems import saturated
-from twinserve.experiments.systems.parts import (
-    APPLICATIONS,
-    CHUNK,
-    DOCUMENT_LEDGERS,
-    DOCUMENT_SYSTEMS,
-    DOCUMENTS,
-    FIT,
-    FIT_LADDER,
-    LADDERS,
-    LEDGERS,
-    LOOKS,
-    PREFIXES,
-    SYSTEMS,
-    Part,
-    Parts,
-)
 from twinserve.policies.registry import policy_names
 from twinserve.sim.setup.config import PAPERS_ENGINE
 
+Part = str | tuple[str, bool]
+Parts = Mapping[str, Mapping[str, Part]]
+PARTS = texts(__file__, "parts.yaml")
+SYSTEMS = tuple(PARTS.LOOKS)
+PREFIXES: Parts = {
+    said: {name: (policy, cached) for name, policy in PARTS.CACHED.items()}
+    for said, cached in (("no prefix cache", False), ("prefix cache", True))
+}
 FOUR_GPUS = "llama-3.1-70b@h100:tp4"
 TIGHT = "ttft=0.4,tpot=0.05,k=5"  # TTFT as by default, TPOT 50 ms in place of 200
 APPLICATIONS_PROFILE = "llama-7b@a100-pcie-40g"
@@ -81,7 +73,7 @@ SATURATION = dict.fromkeys(WINDOWS, (1.0,))
 OVERLOAD = dict.fromkeys(WINDOWS, (1.25,))
 # Left out on Azure, where six of seven prompts are no longer than a chunk of `bros:chunk=2048`: the
 # same with whole prompts; and in the variants both, as runs of them take up to ten times as long.
-LEFT_OUT, LEFT_OUT_OF_VARIANTS = {"bros"}, {"bros", CHUNK}
+LEFT_OUT, LEFT_OUT_OF_VARIANTS = {"bros"}, {"bros", PARTS.CHUNK}
 # loads of ladders and ledgers: around the one from which a queue builds up
 LADDER_LOADS = {"mooncake": (0.75, 1.0), "azure-2023": (1.0, 1.25)}
 # Azure's trace names no prefixes: with and without a cache is the same there
@@ -157,7 +149,7 @@ def of_loads(name: str, at: Mapping[str, Sequence[float]], **more: str) -> Figur
     ]
     by = ("trace", "load", "policy")
     table = Table(by, None, GAINS, FIRST, by[:2], verdicts={"verdict": ("slo_gain", 0.0, WORDS)})
-    lines = lines_of("trace", LABELS, "load", "policy", LOOKS, _log_times, xlabel=LOAD)
+    lines = lines_of("trace", LABELS, "load", "policy", PARTS.LOOKS, _log_times, xlabel=LOAD)
     plot = lines if at is LOADS else Bars("policy", "load", SHARES, split="trace", legend=TWO)
     return figure(name, joined(*grids), run, table, plot)
 
@@ -202,7 +194,7 @@ def applications_table(points: pd.DataFrame) -> pd.DataFrame:
     """JCT of the policies of each group. jct_gain: mean JCT over that of the part before (`ladder`)
     or of the first of the group (others), minus 1, of the same applications."""
     found = []
-    for group, parts in APPLICATIONS.items():
+    for group, parts in PARTS.APPLICATIONS.items():
         rows = [points[points.policy == p].assign(part=part) for part, p in parts.items()]
         table = Table(
             ("pace", "group", "part", "policy"),
@@ -224,13 +216,17 @@ def _log_seconds(axes, metric: str) -> None:
         axes.set_xlim(left=10.0)
 
 
-PARTS_OF_APPLICATIONS = dict.fromkeys(p for parts in APPLICATIONS.values() for p in parts.values())
+PARTS_OF_APPLICATIONS = dict.fromkeys(
+    p for parts in PARTS.APPLICATIONS.values() for p in parts.values()
+)
 APPLICATIONS_FIGURE = figure(
     "applications",
     Grid(
         {"pace": {pace: {"trace": f"apps:{pace}"} for pace in PACES}},
         common={
-            "policies": [*PARTS_OF_APPLICATIONS],
+            "policies": [
+                *dict.fromkeys(p for group in PARTS.APPLICATIONS.values() for p in group.values())
+            ],
             "profile": APPLICATIONS_PROFILE,
             "count": 300,
         },
@@ -253,7 +249,7 @@ APPLICATIONS_FIGURE = figure(
     ),
 )
 HYBRID = Grid(
-    {"workload": {"hybrid": {}}, "policy": [p for p in (*policy_names(), FIT) if p != BOUND]},
+    {"workload": {"hybrid": {}}, "policy": [p for p in (*policy_names(), PARTS.FIT) if p != BOUND]},
     common={"preset": "bros-hybrid", "duration": 60.0, "pool": 128},
     columns={name: path for name, path in COLUMNS.items() if name != "window_s"},
     quick={"duration": 10.0, "pool": 16},
@@ -278,14 +274,14 @@ STUDY = Study(
         of_loads("four-gpus", SATURATION, profile=FOUR_GPUS),
         of_loads("four-gpus-tight", SATURATION, profile=FOUR_GPUS, slo=TIGHT),
         of_loads("overload", OVERLOAD),
-        of_parts("ladder-fit", FIT_LADDER, LADDER_LOADS, BEFORE),
-        of_parts("ladder", LADDERS, LADDER_LOADS, BEFORE),
+        of_parts("ladder-fit", PARTS.FIT_LADDER, LADDER_LOADS, BEFORE),
+        of_parts("ladder", PARTS.LADDERS, LADDER_LOADS, BEFORE),
         of_parts("prefixes", PREFIXES, PREFIX_LOADS, FIRST),
-        of_parts("documents", DOCUMENTS, DOCUMENT_LOADS, BEFORE, BESIDE),
-        of_parts("documents-systems", DOCUMENT_SYSTEMS, DOCUMENT_LOADS, FIRST, BESIDE),
+        of_parts("documents", PARTS.DOCUMENTS, DOCUMENT_LOADS, BEFORE, BESIDE),
+        of_parts("documents-systems", PARTS.DOCUMENT_SYSTEMS, DOCUMENT_LOADS, FIRST, BESIDE),
         APPLICATIONS_FIGURE,
-        of_parts("ledgers", LEDGERS, LADDER_LOADS, FIRST),
-        of_parts("documents-ledgers", DOCUMENT_LEDGERS, DOCUMENT_LOADS, FIRST, BESIDE),
+        of_parts("ledgers", PARTS.LEDGERS, LADDER_LOADS, FIRST),
+        of_parts("documents-ledgers", PARTS.DOCUMENT_LEDGERS, DOCUMENT_LOADS, FIRST, BESIDE),
         figure("everyone", everyone, run, Table(("workload", "policy"))),
         figure(
             "saturated",

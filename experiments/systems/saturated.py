@@ -12,16 +12,17 @@ from typing import Any
 
 import pandas as pd
 
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.grid import Grid, windows
 from twinserve.experiments.study.output import markdown_table
 from twinserve.experiments.study.tables import Table
-from twinserve.experiments.systems.parts import FIT
 from twinserve.policies.overview import KNOWN
 from twinserve.sim.sweep.baseline import baseline_of
 from twinserve.sim.sweep.statistics import shown
 
 PROFILE, TRACE, SLO = "llama-3.1-8b@l40s", "azure-2023", "ttft=1,tpot=0.05"
 BASE = "vllm"
+FIT = texts(__file__, "parts.yaml").FIT
 # name -> KV blocks as vLLM counts them and seats; none: the profile's own
 MEMORY: Mapping[str, Mapping[str, int]] = {
     "ample": {},

@@ -7,18 +7,19 @@ import pytest
 from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Scale
 from twinserve.experiments.systems import main as systems
-from twinserve.experiments.systems import parts, saturated
+from twinserve.experiments.systems import saturated
 from twinserve.policies.registry import parse_policy, policy_class, policy_names
 from twinserve.sim.setup.objectives import parse_objectives
 
+PARTS = systems.PARTS
 GROUPS = {
-    "ladder-fit": parts.FIT_LADDER,
-    "ladder": parts.LADDERS,
-    "prefixes": parts.PREFIXES,
-    "ledgers": parts.LEDGERS,
-    "documents": parts.DOCUMENTS,
-    "documents-systems": parts.DOCUMENT_SYSTEMS,
-    "documents-ledgers": parts.DOCUMENT_LEDGERS,
+    "ladder-fit": PARTS.FIT_LADDER,
+    "ladder": PARTS.LADDERS,
+    "prefixes": systems.PREFIXES,
+    "ledgers": PARTS.LEDGERS,
+    "documents": PARTS.DOCUMENTS,
+    "documents-systems": PARTS.DOCUMENT_SYSTEMS,
+    "documents-ledgers": PARTS.DOCUMENT_LEDGERS,
 }
 
 
@@ -38,7 +39,7 @@ def table(found, name: str) -> pd.DataFrame:
 
 
 # -- what is compared ------------------------------------------------------------------------------
-def parts_of(groups: parts.Parts) -> list[tuple[str, str, str, bool | None]]:
+def parts_of(groups: systems.Parts) -> list[tuple[str, str, str, bool | None]]:
     """(system, part, policy, caching) of every part."""
     rows = [
         (system, name, part) for system, group in groups.items() for name, part in group.items()
@@ -95,7 +96,7 @@ def work_of(name: str) -> list[dict]:
 def test_objectives_and_gpus_are_all_that_the_variants_of_loads_change():
     """Each is a run of its own, since policies read objectives: none is judged afterwards."""
     plain = work_of("loads")
-    assert {point["settings"]["policy"] for point in plain} == set(parts.SYSTEMS)
+    assert {point["settings"]["policy"] for point in plain} == set(systems.SYSTEMS)
     changed = {}
     for name in LOAD_FIGURES:
         for point in (work := work_of(name)):
@@ -105,7 +106,7 @@ def test_objectives_and_gpus_are_all_that_the_variants_of_loads_change():
             more = {k: v for k, v in point["settings"].items() if was["settings"].get(k) != v}
             assert changed.setdefault(name, more) == more and was["columns"] == point["columns"]
         asked = {p["settings"]["policy"] for p in work if p["settings"]["trace"] == "azure-2023"}
-        assert set(parts.SYSTEMS) - asked <= {"bros", parts.CHUNK}
+        assert set(systems.SYSTEMS) - asked <= {"bros", PARTS.CHUNK}
     loose, tight, four = {}, {"slo": systems.TIGHT}, {"profile": systems.FOUR_GPUS}
     assert list(changed.values()) == [loose, tight, four, four | tight, {"load": 1.25}]
     # only the objective on TPOT is tighter
@@ -114,8 +115,8 @@ def test_objectives_and_gpus_are_all_that_the_variants_of_loads_change():
 
 
 def test_each_system_is_there_with_a_prefix_cache_and_without():
-    assert list(parts.PREFIXES["prefix cache"]) == list(parts.PREFIXES["no prefix cache"])
-    for name, group in parts.PREFIXES.items():
+    assert list(systems.PREFIXES["prefix cache"]) == list(systems.PREFIXES["no prefix cache"])
+    for name, group in systems.PREFIXES.items():
         assert {part[1] for part in group.values()} == {name == "prefix cache"}
     # only a trace that names prefixes can tell the difference
     assert set(axes_of("prefixes", Scale())["trace"]) == {"mooncake"}
@@ -126,7 +127,7 @@ def test_each_system_is_tried_on_another_ledger():
         own = policy_class(system).default_kv
         kinds = {
             parse_policy(policy).kv_name
-            for _, _, policy, _ in parts_of({system: parts.LEDGERS[system]})
+            for _, _, policy, _ in parts_of({system: PARTS.LEDGERS[system]})
         }
         assert own in kinds and len(kinds) > 1
 
@@ -152,7 +153,7 @@ def test_applications_are_compared_with_the_step_before_and_with_the_first():
 # -- past saturation -------------------------------------------------------------------------------
 def test_elasticity_is_the_central_difference_and_a_collapse_is_marked():
     """Tokens per second fall by half a per cent for each per cent that steps take longer."""
-    rate = {"vllm": 100.0, parts.FIT: 110.0, "preemptive-wait": 2.0}
+    rate = {"vllm": 100.0, PARTS.FIT: 110.0, "preemptive-wait": 2.0}
     common = {"memory": "tight", "pool": 0, "load": 2.0, "slo_attainment": 0.5, "span_s": 30.0}
     points = pd.DataFrame(
         [
@@ -168,12 +169,12 @@ def test_elasticity_is_the_central_difference_and_a_collapse_is_marked():
     assert rows["share"].to_list() == pytest.approx([1.0, 1.1, 0.02])
     said = saturated.saturated_text(rows)
     assert "| `preemptive-wait` | **0.02 ± 0; 0 ± 0** | -0.5 ± 0 |" in said
-    assert f"| `{parts.FIT}` | 1.1 ± 0; 0 ± 0 |" in said
+    assert f"| `{PARTS.FIT}` | 1.1 ± 0; 0 ± 0 |" in said
 
 
 def test_all_but_our_own_bounds_are_run_past_saturation():
     asked = axes_of("saturated", Scale(seeds=tuple(range(5))))
-    assert set(saturated.POLICIES) == {*policy_names(), parts.FIT} - {systems.BOUND}
+    assert set(saturated.POLICIES) == {*policy_names(), PARTS.FIT} - {systems.BOUND}
     assert set(asked.policy) == {*saturated.POLICIES, *(r[2] for r in saturated.RULES.values())}
     plain = asked[(asked.step == 1.0) & asked.policy.isin(saturated.POLICIES)]
     cells = len(saturated.MEMORY) * len(saturated.LOADS) * len(saturated.POOLS)
@@ -195,7 +196,7 @@ def test_quick_run_past_saturation(tmp_path):
 @pytest.mark.nightly
 def test_a_tighter_objective_is_judged_and_is_what_policies_plan_with():
     """Attainment of TPOT falls for who plans nothing; who plans with it decodes faster."""
-    one = systems.grid("mooncake", (1.0,), {"policy": ("vllm", parts.FIT)}, systems.POOL)
+    one = systems.grid("mooncake", (1.0,), {"policy": ("vllm", PARTS.FIT)}, systems.POOL)
     quick = Scale(quick=True, seeds=(0,))
     runs = {
         (point.axes["policy"], slo): run({**point.arguments["settings"], "slo": slo}, one.columns)
@@ -205,7 +206,7 @@ def test_a_tighter_objective_is_judged_and_is_what_policies_plan_with():
     vllm, tight = runs["vllm", None], runs["vllm", systems.TIGHT]
     assert tight["tpot_attainment"] < vllm["tpot_attainment"]
     assert tight["tpot_s"] == vllm["tpot_s"] and tight["ttft_attainment"] == vllm["ttft_attainment"]
-    assert runs[parts.FIT, systems.TIGHT]["tpot_s"] < runs[parts.FIT, None]["tpot_s"]
+    assert runs[PARTS.FIT, systems.TIGHT]["tpot_s"] < runs[PARTS.FIT, None]["tpot_s"]
 
 
 @pytest.mark.nightly
@@ -222,7 +223,7 @@ def test_every_system_is_on_every_trace(found, figure):
         and (rows.ttft_s > 0).all()
     )
     vllm = rows[rows.policy == "vllm"].set_index("trace")
-    bros = rows[rows.policy == parts.FIT].set_index("trace")
+    bros = rows[rows.policy == PARTS.FIT].set_index("trace")
     assert (bros.slo_attainment >= vllm.slo_attainment).all()  # deadlines are what it is for
 
 
@@ -257,10 +258,10 @@ def test_what_has_a_prefix_cache_finds_prefixes(found):
 def test_applications_and_everyone_are_there_and_the_report_shows_them(found):
     rows = table(found, "applications")
     assert set(rows.policy) == {
-        policy for group in parts.APPLICATIONS.values() for policy in group.values()
+        policy for group in PARTS.APPLICATIONS.values() for policy in group.values()
     }
     assert (rows.mean_s > 0).all() and (rows.p90_s > rows.mean_s).all()
-    everyone = {*policy_names(), parts.FIT} - {systems.BOUND}
+    everyone = {*policy_names(), PARTS.FIT} - {systems.BOUND}
     assert set(table(found, "everyone").policy) == everyone
     report = (found / "tables.md").read_text()
     assert all(f"| {name} |" in report for name in everyone)
