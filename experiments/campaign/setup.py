@@ -8,9 +8,10 @@ import json
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from twinserve.experiments.study.claims import texts
 from twinserve.formats import Format, same
 from twinserve.profiles.catalog import MODELS
 from twinserve.sim.results.files import dump_json
@@ -27,27 +28,10 @@ LEAST_S = 5.0  # less is not worth beginning anything
 # guess for an engine that was not started before: with graphs and compilation, and without
 FIRST_START_S = {True: 75.0, False: 40.0}
 
-_RANDOM = {"dtype": "bfloat16", "torch_dtype": "bfloat16", "hidden_act": "silu"}
-_LLAMA = {
-    **_RANDOM,
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-}
-_QWEN = {
-    **_RANDOM,
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "use_sliding_window": False,
-}
-
 
 @dataclass(frozen=True)
 class Model:
-    """One model and the sizes that a campaign gives its engine.
+    """One model and the sizes that a campaign gives its engine (`models.yaml`).
 
     name          of profiles.catalog.MODELS; config: what its config.json has beside the sizes
                   (None: the tiny model with seeded weights)
@@ -64,7 +48,6 @@ class Model:
     """
 
     name: str
-    config: dict | None
     max_step_tokens: int
     ledger_blocks: int
     host_blocks: int
@@ -79,49 +62,10 @@ class Model:
     num_blocks: int | None = None
     dtype: str = "auto"
     quick: bool = False
+    config: dict | None = None
 
 
-MODEL_SIZES = {
-    "8b": Model(
-        name="llama-3.1-8b",
-        config=_LLAMA,
-        max_step_tokens=16384,
-        ledger_blocks=10_000,
-        host_blocks=3072,
-        budget_tokens=8192,
-        shipped=("llama-3.1-8b@h200/operators", "llama-3.1-8b@h200"),
-    ),
-    "14b": Model(
-        name="qwen2.5-14b",
-        config=_QWEN,
-        max_step_tokens=8192,
-        ledger_blocks=8_000,
-        host_blocks=2048,
-        budget_tokens=6144,
-        shipped=("qwen2.5-14b@h200/operators", "qwen2.5-14b@h200"),
-    ),
-    "tiny": Model(
-        name="tiny",
-        config=None,
-        max_step_tokens=384,
-        ledger_blocks=40,
-        host_blocks=24,
-        budget_tokens=128,
-        shipped=("llama-3.1-8b@l40s",),
-        max_num_seqs=8,
-        max_model_len=512,
-        block_tokens=32,
-        chunk=128,
-        cap_tokens=240,
-        seats=32,
-        num_blocks=160,
-        dtype="float32",
-        quick=True,
-    ),
-}
-MODEL_SIZES["8b-h100"] = replace(
-    MODEL_SIZES["8b"], shipped=("llama-3.1-8b@h100/operators", "llama-3.1-8b@h100")
-)
+MODEL_SIZES = {key: Model(**of) for key, of in vars(texts(__file__, "models.yaml")).items()}
 
 
 def default_policies(key: str) -> tuple[str, ...]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.curves import lines_of
-from twinserve.experiments.study.grid import Grid, Settings, Values, joined, windows
+from twinserve.experiments.study.grid import Grid, joined
 from twinserve.experiments.study.off import BELIEFS, PARTS
 from twinserve.experiments.study.output import markdown_table
 from twinserve.experiments.study.runs import run
@@ -37,120 +39,31 @@ class Metric:
     share: bool = False
 
 
-METRICS: Mapping[str, Metric] = {
-    "objectives kept": Metric("classes.rt.slo_attainment", "high", share=True),
-    "TTFT mean, ms": Metric("classes.rt.mean_ttft_ms", "low"),
-    "TTFT p99, ms": Metric("classes.rt.p99_ttft_ms", "low"),
-    "TPOT mean, ms": Metric("classes.rt.mean_tpot_ms", "low"),
-    "normalized latency, ms": Metric("classes.rt.normalized_latency_ms", "low"),
-    "best-effort tok/s": Metric("classes.be.window_total_token_throughput", "high"),
-    "completion mean, s": Metric("applications.mean_jct_s", "low"),
-    "completion p90, s": Metric("applications.p90_jct_s", "low"),
-    "all tok/s": Metric("total_token_throughput", "high"),
-}
+DATA = texts(__file__, "settings.yaml")
+SETTINGS: Mapping[str, Mapping[str, Any]] = DATA.SETTINGS
+METRICS = {name: Metric(**how) for name, how in DATA.METRICS.items()}
 ONLINE = [name for name in METRICS if not name.startswith("completion")]
-MEASURED = {
-    "memory": [name for name in ONLINE if name != "best-effort tok/s"],
-    "apps": ["completion mean, s", "completion p90, s", "all tok/s"],
-}
-OF_BELIEFS = (
-    "objectives kept",
-    "TTFT mean, ms",
-    "TPOT mean, ms",
-    "best-effort tok/s",
-    "completion mean, s",
-)
-
-# -- settings --------------------------------------------------------------------------------------
-ECHO = ("vllm", "echo-bs", "echo-bs-e:slo=gap", "echo:slo=gap")
-# setting -> policies, further settings of its runs
-SETTINGS: Mapping[str, tuple[Values, Settings]] = {
-    "hybrid": (
-        ("vllm", "vllm-v0", "round-robin", "bros"),
-        {"preset": "bros-hybrid", "duration": 100.0},
-    ),
-    "mooncake": (
-        ("vllm", "vllm-v0", "round-robin:chunk=2048", "bros:chunk=2048"),
-        {
-            "trace": "mooncake",
-            "offline": True,
-            "windows": windows(range(300, 3600, 300), 120.0),
-            "rate_scale": 1.0,
-            "pool": 16,
-        },
-    ),
-    "memory": (
-        ("vllm", "vllm-v0", "layerkv:savable_only=true"),
-        {
-            "trace": "sharegpt",
-            "profile": "llama-2-7b@l20",
-            "rate": 8.5,
-            "requests": 600,
-            "cap_length": 2300,
-            "slo": "ttft=3,tpot=0.2",
-        },
-    ),
-    "apps": (
-        ("parrot", "vtc", "justitia:predictor=class-mean"),
-        {"trace": "apps", "profile": "llama-7b@a100-pcie-40g"},
-    ),
-    "echo": (
-        ECHO,
-        {
-            "trace": "sharegpt",
-            "profile": "llama-3.1-8b@a100-80g",
-            "rate": 4.0,
-            "duration": 60.0,
-            "num_blocks": 10_000,  # about the memory of an A100-40G, the GPU of the paper
-            "slo": "ttft=1,tpot=0.05",
-            # some questions are left when the last online request arrives
-            "beside": {"documents": "toolbench", "requests": 1000},
-        },
-    ),
-}
-# the two that estimate no step times are refused another estimator
-EXACT = {p: {"policy": p} | ({"estimator": "perfect"} if ":" in p else {}) for p in ECHO}
-SETTINGS = {**SETTINGS, "echo-exact": (EXACT, SETTINGS["echo"][1])}
-TITLES = {
-    "hybrid": "ShareGPT lengths at 10 requests/s, best-effort batches of 128, Qwen2.5-14B on 2 x "
-    "A100-40G (bros-hybrid, 100 s)",
-    "mooncake": "Mooncake conversations, windows of 120 s as recorded, best-effort batches of 16, "
-    "Llama-3.1-8B on 4 x H100",
-    "memory": "ShareGPT lengths at 8.5 requests/s, 600 requests, Llama-2-7B on one L20: memory "
-    "binds",
-    "apps": "300 applications in 9 minutes (apps:2x), Llama-7B on one A100-PCIe",
-    "echo": "ShareGPT lengths at 4 requests/s, 60 s, beside 1,000 questions on documents "
-    "(longdoc:toolbench), Llama-3.1-8B on one A100 with 160,000 tokens of KV; Echo believes its "
-    "own form (eqs. 6-8)",
-    "echo-exact": "the same, but Echo believes exact step times, and then these 10 % off",
-}
-# of the smallest grid
-QUICK = {"hybrid": ("step", "belief"), "mooncake": ("kv",), "echo": ("belief",)}
-SMALL = {"hybrid": {"duration": 20.0}, "echo": {"duration": 10.0}}
 
 
 def grid(name: str) -> Grid:
     """A setting with its profile as it is, then with each part at each factor."""
-    policies, settings = SETTINGS[name]
+    of = SETTINGS[name]
     parts = (*PARTS, "demand") if name == "apps" else ("belief",) if "exact" in name else PARTS
     off = [("none", 1.0), *((part, factor) for part in parts for factor in FACTORS)]
+    few = ("none", *of.get("quick", ()))
     return Grid(
         {
-            "setting": {name: settings},
+            "setting": {name: of["settings"]},
             ("part", "factor"): {pair: {"off": [*pair]} for pair in off},
-            "policy": policies,
+            "policy": of["policies"],
         },
         PAPERS_ENGINE,
-        {metric: METRICS[metric].path for metric in MEASURED.get(name, ONLINE)},
+        {metric: METRICS[metric].path for metric in of.get("metrics", ONLINE)},
         few={
-            "setting": int(name in QUICK),
-            ("part", "factor"): [pair for pair in off if pair[0] in ("none", *QUICK.get(name, ()))],
+            "setting": int("quick" in of),
+            ("part", "factor"): [pair for pair in off if pair[0] in few],
         },
-        quick={
-            "windows": windows(range(300, 3600, 300), 20.0),
-            "beside": {"documents": "toolbench", "requests": 300},
-            **SMALL.get(name, {}),
-        },
+        quick=of.get("small", {}),
     )
 
 
@@ -265,7 +178,7 @@ def markdown(found: pd.DataFrame) -> str:
             "greatest lead",
             "who is best otherwise",
         ]
-        text.append(f"**{name}**: {TITLES[name]}.\n\n{markdown_table(header, rows)}")
+        text.append(f"**{name}**: {SETTINGS[name]['title']}.\n\n{markdown_table(header, rows)}")
     kept = found[found.part != "none"]
     same = int((kept.best == kept.leader).sum())
     base = found[found.part == "none"].set_index(["setting", "metric"])
@@ -287,7 +200,7 @@ def beliefs_markdown(changed: pd.DataFrame) -> str:
     mine = mine[
         mine.groupby(["setting", "policy"]).change.transform(lambda change: change.abs().max()) > 0
     ]
-    metrics, rows = list(OF_BELIEFS), []
+    metrics, rows = list(DATA.OF_BELIEFS), []
     for (name, policy, part, factor), table in mine.groupby(["setting", "policy", *BY], sort=False):
         cells = {row.metric: _change(row) for row in table.itertuples()}
         rows.append(

@@ -224,9 +224,7 @@ APPLICATIONS_FIGURE = figure(
     Grid(
         {"pace": {pace: {"trace": f"apps:{pace}"} for pace in PACES}},
         common={
-            "policies": [
-                *dict.fromkeys(p for group in PARTS.APPLICATIONS.values() for p in group.values())
-            ],
+            "policies": [*PARTS_OF_APPLICATIONS],
             "profile": APPLICATIONS_PROFILE,
             "count": 300,
         },

@@ -10,7 +10,6 @@ import pytest
 
 from twinserve.experiments.sensitivity import main as sensitivity
 from twinserve.experiments.sensitivity.main import (
-    MEASURED,
     METRICS,
     SETTINGS,
     beliefs_markdown,
@@ -48,7 +47,9 @@ def inputs_of(setting: str) -> Inputs:
     """Of all policies of a setting, with the profile as it is."""
     *_, last = small(setting)
     found = of_settings({**last.arguments["settings"], "off": None})
-    return replace(found, policies=tuple(parse_policy(text) for text in SETTINGS[setting][0]))
+    return replace(
+        found, policies=tuple(parse_policy(text) for text in SETTINGS[setting]["policies"])
+    )
 
 
 def runs_off(setting: str, part: str, factor: float) -> pd.DataFrame:
@@ -66,7 +67,7 @@ def runs_off(setting: str, part: str, factor: float) -> pd.DataFrame:
 def rows(values: dict) -> pd.DataFrame:
     """(part, factor) -> policy -> numbers of seeds 0, 1, ..; `KEPT` and a latency of setting
     memory."""
-    metrics = {name: METRICS[name] for name in MEASURED["memory"]}
+    metrics = {name: METRICS[name] for name in SETTINGS["memory"]["metrics"]}
     found = []
     for (part, factor), policies in values.items():
         for policy, numbers in policies.items():
@@ -275,11 +276,12 @@ def test_slower_steps_make_every_policy_slower():
     base, slow = (runs_off("hybrid", "step", factor) for factor in (1.0, 2.0))
     # not so the TTFT and TPOT of BROS, which takes fewer best-effort requests along instead
     assert (slow["all tok/s"] < 0.8 * base["all tok/s"]).all()
-    assert set(base.index) == set(SETTINGS["hybrid"][0])
+    assert set(base.index) == set(SETTINGS["hybrid"]["policies"])
 
 
 def test_every_part_and_both_directions_are_run():
-    for name, (policies, _) in SETTINGS.items():
+    for name, of in SETTINGS.items():
+        policies = of["policies"]
         mine = pd.DataFrame([point.axes for point in grid(name)(Scale(seeds=(0, 1, 2)))])
         parts = {"belief"} if name == "echo-exact" else {*PARTS}
         parts |= {"demand"} if name == "apps" else set()
