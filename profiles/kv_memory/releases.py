@@ -14,6 +14,8 @@ from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
 Release = tuple[int, int, int]
 
 LATEST: Release = (0, 32, 0)
+# vllm/config/scheduler.py: asynchronous scheduling is the default from this release on
+ASYNCHRONOUS: Release = (0, 14, 0)
 LATEST_NAME = ".".join(map(str, LATEST[:2]))
 OLDEST: Release = (0, 6, 6)  # before, other rules held
 V1_ENGINE: Release = (0, 8, 0)  # the default from there on

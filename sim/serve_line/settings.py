@@ -13,6 +13,7 @@ from typing import Any
 from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.front_end import with_options
 from twinserve.profiles.kv_memory.releases import (
+    ASYNCHRONOUS,
     LATEST_NAME,
     default_budgets,
     default_utilization,
@@ -27,7 +28,6 @@ from twinserve.sim.serve_line.read import read_servers
 from twinserve.sim.serve_line.server import V0_POLICY, Server
 from twinserve.sim.serve_line.words import ServeLineError
 
-_ASYNCHRONOUS = (0, 15, 0)  # by default from here on
 # Words of --quantization, and the format whose name a model has with it.
 _QUANTIZED = {
     "fp8": "fp8", "fbgemm_fp8": "fp8", "ptpc_fp8": "fp8", "awq": "awq", "awq_marlin": "awq",
@@ -213,7 +213,7 @@ class _Made:
             "async_scheduling": self._default(
                 "async_scheduling",
                 server.async_scheduling,
-                self.release >= _ASYNCHRONOUS and not server.v0,
+                self.release >= ASYNCHRONOUS and not server.v0,
             ),
             "kv_cache_dtype": "fp8" if server.kv_cache_dtype.startswith("fp8") else "auto",
         }

@@ -229,8 +229,8 @@ class SimulationConfig(BaseModel):
     (measured: not reproducible), or the time that `calibrate` measured around the engine
     (profile)."""
     async_scheduling: bool = True
-    """Plan each step while the one before it runs, before its tokens are known: vLLM's default
-    since 0.14, and ours."""
+    """Plan each step while the one before it runs, before its tokens are known. Without this
+    option: yes, unless --engine-version is before 0.14, as in vLLM."""
     host_time: str = "auto"
     """Time the GPU waits for the host: auto (nothing with asynchronous scheduling, vLLM's time with
     synchronous), none, or a step's and each request's, as 0.9ms+39us (docs/profiles.md)."""
@@ -316,9 +316,18 @@ class SimulationConfig(BaseModel):
         self.model_fields_set.difference_update(given)
         self.model_fields_set.update(["profile"] + ["replicas"] * (dp is not None))
 
+    def _take_release(self) -> None:
+        """What vLLM of that release does if no option says otherwise."""
+        if self.engine_version is not None and "async_scheduling" not in self.model_fields_set:
+            from twinserve.profiles.kv_memory.releases import ASYNCHRONOUS, parse_release
+
+            release = parse_release(self.engine_version)
+            vars(self)["async_scheduling"] = release >= ASYNCHRONOUS
+
     @model_validator(mode="after")
     def _no_contradictions(self) -> SimulationConfig:
         self._take_ranks()
+        self._take_release()
         if self.load is not None and (self.rate is not None or self.rate_scale is not None):
             other = "--rate" if self.rate is not None else "--rate-scale"
             raise ValueError(f"--load and {other} both set the arrival rate; give one of them")

@@ -14,8 +14,8 @@ from twinserve.profiles.kv_memory.releases import parse_release
 from twinserve.sim.setup.config import SettingsError
 
 # Releases that tokenise in batches: the first request of a batch waits 2 ms for others
-# (vllm/utils/async_utils.py, AsyncMicrobatchTokenizer). The last one is known to some months only.
-BATCH_WAIT_S, WAIT_SINCE, WAIT_UNTIL = 2e-3, (0, 10), (0, 22)
+# (vllm/utils/async_utils.py, AsyncMicrobatchTokenizer; none in 0.9.2 and 0.24.0).
+BATCH_WAIT_S, WAIT_SINCE, WAIT_UNTIL = 2e-3, (0, 10), (0, 23)
 # Releases that parse the chat template for every chat, on the server's thread
 # (vllm/entrypoints/chat_utils.py): up to 0.9.1 to detect its format (`_detect_content_format`,
 # cached since pull request 20065), 0.11.0 to find its variables (`resolve_chat_template_kwargs`,

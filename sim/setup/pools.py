@@ -91,7 +91,10 @@ def resolve_pools(
             own = {"fleet": None, "replicas": settings.replicas, **settings.flags}
             if spec is not None:
                 own["policy"] = (spec.text,)
-            mine = SimulationConfig(**{**config.model_dump(), **own})
+            shared = config.model_dump()
+            if "async_scheduling" not in config.model_fields_set:
+                del shared["async_scheduling"]  # of the pool's own release
+            mine = SimulationConfig(**shared | own)
             if mine.kv is not None:
                 ledger_class(mine.kv)
             hardware = _with_ports(resolve_hardware(mine, sources), settings.ports)

@@ -59,6 +59,8 @@ def test_service_times_are_of_the_servers_host_and_set_up():
         ("0.11.0", "qwen3-8b", 12.7e-3, 2e-3),
         ("0.11.0", "gpt-oss-20b", 0.0, 2e-3),
         ("0.11.1", "qwen3-8b", 0.0, 2e-3),
+        ("0.23.0", "qwen3-8b", 0.0, 2e-3),
+        ("0.24.0", "qwen3-8b", 0.0, 0.0),
     ],
 )
 def test_some_releases_parse_the_template_of_every_chat(version, model, parse_s, wait_s):

@@ -61,6 +61,19 @@ def test_each_pool_runs_what_the_file_says(two):
     assert run.fleet.router.name == "spread"
 
 
+def test_each_pool_plans_ahead_if_its_release_does():
+    fleet = json.dumps({"pools": [{"engine_version": "0.11"}, {"engine_version": "0.19"}, {}]})
+
+    def ahead(**settings):
+        settings |= {"trace": "fixed:8,2", "requests": 1, "rate": 1.0}
+        inputs = resolve(SimulationConfig(fleet=fleet, **settings))
+        return [pool.config.async_scheduling for pool in inputs.pools]
+
+    assert ahead() == [False, True, True]
+    assert ahead(engine_version="0.12") == [False, True, False]
+    assert ahead(async_scheduling=False) == [False, False, False]
+
+
 @pytest.mark.slow
 def test_a_run_is_repeated_from_its_run_json_without_the_file(two, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"

@@ -30,7 +30,8 @@ def test_a_line_becomes_settings_and_flags_win():
         ("", "h100", None, (8192, 1024, 0.92, True)),
         ("", "a100-80g", None, (2048, 256, 0.92, True)),
         ("", "l4", "0.19", (2048, 256, 0.9, True)),
-        ("", "h100", "0.12.0", (8192, 1024, 0.9, False)),
+        ("", "h100", "0.13.0", (8192, 1024, 0.9, False)),
+        ("", "h100", "0.14.0", (8192, 1024, 0.9, True)),
         ("--max-num-batched-tokens 512", "h100", "0.19", (512, 512, 0.9, True)),
         ("--no-enable-chunked-prefill", "h100", "0.19", (32_000, 1024, 0.9, True)),
     ],
@@ -39,6 +40,9 @@ def test_defaults_go_by_release_and_card(more, gpu, release, expected):
     config = SimulationConfig(from_vllm=f"{_LINE} {more}", gpu=gpu, engine_version=release)
     said = (config.max_num_batched_tokens, config.max_num_seqs, config.gpu_memory_utilization)
     assert (*said, config.async_scheduling) == expected
+    named = {"profile": f"qwen3-8b@{gpu}", "engine_version": release}
+    assert SimulationConfig(**named).async_scheduling == config.async_scheduling
+    assert SimulationConfig(**named, async_scheduling=True).async_scheduling
 
 
 @pytest.mark.parametrize(
