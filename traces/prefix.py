@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain as flattened
 
 import numpy as np
 
@@ -30,6 +31,10 @@ def concatenate_ids(rows: Sequence[np.ndarray], block_tokens: int) -> PrefixBloc
 
 def dense(keys: np.ndarray) -> np.ndarray:
     """Keys renamed 0 .. distinct - 1 in sorted order; what is dense already stays as it is."""
+    if len(keys) and keys.min() >= 0 and keys.max() < 4 * len(keys):  # counted, not sorted
+        there = np.zeros(int(keys.max()) + 1, bool)
+        there[keys] = True
+        return (np.cumsum(there) - 1)[keys]
     return np.unique(keys, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -86,7 +91,7 @@ def from_lists(
     """
     need = blocks_needed(prompt_tokens, block_tokens)
     have = np.fromiter(map(len, rows), np.int64, len(rows))
-    known = _dense_of_list([block for row in rows for block in row])
+    known = _dense_of_list(list(flattened.from_iterable(rows)))
     offsets = offsets_of(need)
     if (have == need).all():
         prefix = PrefixBlocks(known, offsets, block_tokens)

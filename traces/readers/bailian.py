@@ -43,5 +43,5 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
         hash_ids=hashes and where.hash_lists("hash_ids", hashes, prompt, block, 1),
         block_tokens=block,
         ids=ids,
-        notices=unused([name for row in rows for name in row], FIELDS),
+        notices=unused(rows.names, FIELDS),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NoReturn
 
 import numpy as np
@@ -99,6 +100,16 @@ class Rows:
                 what = f"is {shown(float(values[row]))}, not within {low:g} .. {high:g}"
                 self.fail(row, field, what)
             return values
+        kinds = set(map(type, values))
+        if kinds == {int}:
+            try:
+                column = np.array(values, float)
+            except OverflowError:
+                column = np.full(1, np.inf)
+            if ((column >= low) & (column <= high)).all():
+                return column
+        if optional and kinds == {type(None)}:
+            return np.full(len(values), np.nan)
         column = np.empty(len(values))
         for row, value in enumerate(values):
             if value is None and optional:
@@ -150,12 +161,9 @@ class Rows:
                     'name the block size (a "block_size" field in the first row) or fix the row',
                 )
             out.append(value)
-        flat_types = set()
-        for value in out:
-            flat_types.update(map(type, value))
-        if flat_types - {int} or any(
-            value and not (blocks.LOW_ID <= min(value) and max(value) <= blocks.HIGH_ID)
-            for value in out
+        ids = list(chain.from_iterable(out))
+        if set(map(type, ids)) - {int} or (
+            ids and not (blocks.LOW_ID <= min(ids) and max(ids) <= blocks.HIGH_ID)
         ):
             self._find_bad_id(field, out)
         return out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cached_property
+from itertools import chain
 
 from twinserve.errors import worded
 from twinserve.traces.readers.columns import Rows, shown
@@ -26,28 +28,39 @@ def no_constant(name: str):
     raise ValueError(f"{name} is no JSON number")
 
 
+class Objects(list[dict]):
+    """The objects of a file."""
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The fields that any of them has, by first appearance."""
+        return list(dict.fromkeys(chain.from_iterable(dict.fromkeys(map(tuple, self)))))
+
+
 def parse(
     data: bytes, path: str, parse_float: Callable[[str], object] | None = None
-) -> tuple[list[dict], Rows]:
+) -> tuple[Objects, Rows]:
     """The objects of a JSONL file, or of one JSON array, and where they stand. Blank lines are
     skipped.
 
     Raises WorkloadError at the first line that is no JSON object; a last line without its end of
     line is then reported as torn (a copy or download that stopped half-way).
     """
-    decode = json.JSONDecoder(parse_float=parse_float, parse_constant=no_constant).decode
-    rows: list[dict] = []
+    decoder = json.JSONDecoder(parse_float=parse_float, parse_constant=no_constant)
+    rows = Objects()
     lines: list[int] = []
     content = decode_text(data, path)
     if content.lstrip().startswith("["):
-        return _array(content, decode, path)
+        return _array(content, decoder.decode, path)
     text = content.split("\n")
     for number, line in enumerate(text, 1):
         line = line.strip()
         if not line:
             continue
         try:
-            row = decode(line)
+            row, end = decoder.raw_decode(line)
+            if end != len(line):
+                decoder.decode(line)  # says what stands behind the object
         except (ValueError, RecursionError) as e:
             if number == len(text) and number > 1:
                 problem, remedy = "the last line is torn", "copy or download the file again"
@@ -65,9 +78,9 @@ def parse(
     return rows, Rows(path, lines)
 
 
-def _array(text: str, decode: Callable[[str], list], path: str) -> tuple[list[dict], Rows]:
+def _array(text: str, decode: Callable[[str], list], path: str) -> tuple[Objects, Rows]:
     try:
-        rows = decode(text.strip())
+        rows = Objects(decode(text.strip()))
     except (ValueError, RecursionError) as e:
         raise WorkloadError(
             f"{path}: not a JSON array ({shown(reason(e))}): copy or download the file again"
@@ -90,10 +103,12 @@ def reason(error: Exception) -> str:
     return error.msg if isinstance(error, json.JSONDecodeError) else worded(error)
 
 
-def column(rows: list[dict], *names: str) -> list | None:
+def column(rows: Objects, *names: str) -> list | None:
     """A field's values under any of its names: None where a row, or as a whole if all lack it."""
     values: list | None = None
     for name in names:
+        if name not in rows.names:
+            continue
         found = [row.get(name) for row in rows]
         if any(v is not None for v in found):
             if values is None:
@@ -103,7 +118,7 @@ def column(rows: list[dict], *names: str) -> list | None:
     return values
 
 
-def required(rows: list[dict], where: Rows, *names: str) -> list:
+def required(rows: Objects, where: Rows, *names: str) -> list:
     """As `column`, for a field that every row must have."""
     values = column(rows, *names)
     if values is None:

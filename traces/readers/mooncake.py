@@ -69,7 +69,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
     arrival, delay = _times(rows, where, options, group, stage, notices)
     hashes = jsonl.column(rows, "hash_ids")
     ids = jsonl.column(rows, "request_id")
-    notices += unused([name for row in rows for name in row], FIELDS)
+    notices += unused(rows.names, FIELDS)
     if hashes is not None:
         missing = sum(h is None for h in hashes)
         if missing:
@@ -97,12 +97,12 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
     )
 
 
-def _prompts(rows: list[dict], where: Rows) -> tuple[np.ndarray, list[str]]:
+def _prompts(rows: jsonl.Objects, where: Rows) -> tuple[np.ndarray, list[str]]:
     """Prompt tokens, and a notice if any are estimated."""
     values = jsonl.column(rows, "input_length", "input_tokens") or [None] * len(rows)
-    texts = where.texts("text_input", [row.get("text_input") for row in rows])
+    texts = jsonl.column(rows, "text_input")
     notices = []
-    for row, text in enumerate(texts):
+    for row, text in enumerate(() if texts is None else where.texts("text_input", texts)):
         if values[row] is None and text is not None:
             values[row], notices = estimate_tokens(text), [ESTIMATED]
     return where.whole("input_length", values), notices
@@ -112,7 +112,7 @@ def _fill(values: list, default: list) -> list:
     return [d if v is None else v for v, d in zip(values, default, strict=True)]
 
 
-def _block_size(rows: list[dict], where: Rows, options: ReadOptions) -> int:
+def _block_size(rows: jsonl.Objects, where: Rows, options: ReadOptions) -> int:
     values = jsonl.column(rows, "block_size")
     if values is None:
         return options.block_tokens or BLOCK_TOKENS
@@ -125,7 +125,7 @@ def _block_size(rows: list[dict], where: Rows, options: ReadOptions) -> int:
     return options.block_tokens or size
 
 
-def _classes(rows: list[dict], where: Rows) -> np.ndarray:
+def _classes(rows: jsonl.Objects, where: Rows) -> np.ndarray:
     values = jsonl.column(rows, "class")
     service_class = np.zeros(len(rows), np.int8)
     for row, value in enumerate(values or ()):
@@ -137,21 +137,21 @@ def _classes(rows: list[dict], where: Rows) -> np.ndarray:
     return service_class
 
 
-def _priority(rows: list[dict], where: Rows) -> np.ndarray:
+def _priority(rows: jsonl.Objects, where: Rows) -> np.ndarray:
     values = jsonl.column(rows, "priority")
     if values is None:
         return np.zeros(len(rows), np.int64)
     return where.whole("priority", [0 if v is None else v for v in values], *INT64)
 
 
-def _slo(rows: list[dict], where: Rows, field: str) -> np.ndarray:
+def _slo(rows: jsonl.Objects, where: Rows, field: str) -> np.ndarray:
     values = jsonl.column(rows, field)
     if values is None:
         return np.full(len(rows), np.nan)
     return where.number(field, values, low=5e-324, optional=True)
 
 
-def _groups(rows: list[dict], where: Rows) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def _groups(rows: jsonl.Objects, where: Rows) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Group (or -1) and stage of every row, and the groups' names by first appearance."""
     n = len(rows)
     group, stage = np.full(n, -1, np.int64), np.zeros(n, np.int64)
@@ -192,7 +192,7 @@ def _groups(rows: list[dict], where: Rows) -> tuple[np.ndarray, np.ndarray, list
 
 
 def _times(
-    rows: list[dict],
+    rows: jsonl.Objects,
     where: Rows,
     options: ReadOptions,
     group: np.ndarray,
@@ -208,10 +208,13 @@ def _times(
     if timed and options.rate is not None:
         raise WorkloadError(f"{where.path}: {HAS_ARRIVALS}")
     stamps = stamps or [None] * n
-    where.number("timestamp", stamps, high=limit, optional=True)
+    numbers = where.number("timestamp", stamps, high=limit, optional=True)
     delays = jsonl.column(rows, "delay", "delay_ms") or [None] * n
     where.number("delay", delays, high=limit, optional=True)
-    arrival = np.array([np.nan if s is None else to_seconds(s) for s in stamps])
+    if to_seconds is seconds and set(map(type, stamps)) == {int}:
+        arrival = numbers / 1000
+    else:
+        arrival = np.array([np.nan if s is None else to_seconds(s) for s in stamps])
     delay = np.zeros(n)
     waits = stage > 0
     if not timed:
