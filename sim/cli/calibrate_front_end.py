@@ -57,7 +57,8 @@ def calibrate_front_end(
     progress.begin("calibrate")
 
     def shown(share: float, text: str) -> None:
-        progress.bar.update(progress.bar.task_ids[-1], completed=share, state=text)
+        if progress.bar:
+            progress.bar.update(progress.bar.task_ids[-1], completed=share, state=text)
 
     busy = os.getloadavg()[0]
     loads, exchanges = measure_front_end(

@@ -30,6 +30,8 @@ def _run(name: str) -> None:
     one_run = name == "simulate_main"
     if one_run:  # nothing of a simulation is worth BLAS's threads
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # else pydantic reads what every installed package registers
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         from twinserve.sim.engine.garbage import collect_seldom
 

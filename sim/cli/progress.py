@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
     from twinserve.sim.results.files import RunResult
     from twinserve.sim.setup.run import Progress as RunState
@@ -65,6 +66,21 @@ def run_parts(state: RunState, elapsed_s: float) -> list[str]:
     ]
 
 
+def _new_bar(console: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16, table_column=Column(no_wrap=True)),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[state]}", table_column=Column()),  # wraps, if any has to
+        console=console,
+        transient=True,
+    )
+
+
 class RunProgress:
     """Show the parts of a command, one after another.
 
@@ -78,32 +94,22 @@ class RunProgress:
     ) -> None:
         now, shown = now or _WALL, shown and not SILENT
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
 
         self.console = Console(file=file or sys.stderr, quiet=not shown)
-        self._bar = shown and self.console.is_terminal
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16, table_column=Column(no_wrap=True)),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[state]}", table_column=Column()),  # wraps, if any has to
-            console=self.console,
-            transient=True,
-            disable=not self._bar,
-        )
+        self.bar = _new_bar(self.console) if shown and self.console.is_terminal else None
         self._now = now
-        self._next = now() + (0.0 if self._bar else _FIRST_S) if shown else float("inf")
+        self._next = now() + (0.0 if self.bar else _FIRST_S) if shown else float("inf")
         self._task: TaskID | None = None
         self._label, self._began, self._from, self._least = "", now(), 0.0, math.inf
 
     def __enter__(self) -> RunProgress:
-        self.bar.start()
+        if self.bar:
+            self.bar.start()
         return self
 
     def __exit__(self, *exc) -> None:
-        self.bar.stop()
+        if self.bar:
+            self.bar.stop()
 
     def say(self, text: str) -> None:
         # a terminal breaks lines at words; in a file they stay whole
@@ -113,14 +119,14 @@ class RunProgress:
         """Begin the next part. share: how much of it was done before; it does not count for the
         pace."""
         self._label, self._began, self._from, self._least = label, self._now(), share, math.inf
-        self._task = self.bar.add_task(label, total=1.0, left="", state="")
-        self.bar.update(self._task, completed=share)
-        if self._bar:
+        if self.bar:
+            self._task = self.bar.add_task(label, total=1.0, left="", state="")
+            self.bar.update(self._task, completed=share)
             self._next = self._began
 
     def end(self, result: RunResult | None = None) -> None:
         """End the part that began last."""
-        if self._task is not None:
+        if self.bar and self._task is not None:
             self.bar.update(self._task, completed=1.0)
 
     def report(self, state: RunState) -> None:
@@ -171,7 +177,7 @@ class RunProgress:
         now = self._now()
         if now < self._next:
             return False
-        self._next = now + (_REFRESH_S if self._bar else _EVERY_S)
+        self._next = now + (_REFRESH_S if self.bar else _EVERY_S)
         return True
 
     def _show(self, share: float, parts: list[str], known: bool = True) -> None:
@@ -179,7 +185,7 @@ class RunProgress:
         share = min(max(share, 0.0), 1.0)
         ours = (share - self._from) / (1 - self._from) if self._from < 1 else 1.0
         left = self._left(ours) if known else ""
-        if self._bar and self._task is not None:
+        if self.bar and self._task is not None:
             self.bar.update(self._task, completed=share, left=left, state=", ".join(parts))
         else:
             self.say(plain_line(self._label, *parts, left))

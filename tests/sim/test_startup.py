@@ -57,6 +57,14 @@ def test_a_run_that_writes_no_files_loads_no_pandas():
     assert "vllm" in shown and loaded == ["numpy", "simpy"]
 
 
+def test_a_run_loads_nothing_of_what_it_does_not_use():
+    ours = "error_bars speculation failures yaml_text fleet_file demand".split()
+    others = "fleet.scaling fleet.connector fleet.faults results.decisions engine.drafting".split()
+    unused = [f"twinserve.sim.{name}" for name in [*(f"setup.{n}" for n in ours), *others]]
+    _, loaded = page("simulate -t fixed:64,4 --rate 5 --requests 9 -q", "yaml", *unused)
+    assert loaded == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", mostly_nightly(PAGES, *PAGES[:4], "twinserve validate --help"))
 def test_pages_of_help_load_nothing_heavy(command):
