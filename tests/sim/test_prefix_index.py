@@ -14,9 +14,16 @@ from tests.examples import examples
 from tests.golden.golden_runs import traced
 from tests.parameters import mostly_nightly
 from tests.policies.event_checks import Listener
-from tests.sim.test_withdraw import Leaving
 from twinserve.policies.plan import StepOutcome, StepPlan
-from twinserve.policies.registry import ledger_class, ledger_names, parse_policy, policy_names
+from twinserve.policies.registry import (
+    PolicySpec,
+    ledger_class,
+    ledger_names,
+    parse_policy,
+    policy_names,
+)
+from twinserve.policies.requests import End
+from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.fleet.prefix_index import PrefixIndex, RecentPrefixes
 from twinserve.sim.setup.audit import CROWDED, crowd
@@ -128,6 +135,25 @@ class Compared:
         self.listener.compare()
 
 
+class Leaving(Simulation):
+    """A run in which eight clients leave at random."""
+
+    def __init__(self, inputs: Inputs, spec: PolicySpec, seed: int) -> None:
+        super().__init__(inputs, spec)
+        self.left: list[int] = []
+        rng = np.random.default_rng([seed, 7])
+        self.clock.process(self._leave(np.sort(rng.exponential(0.25, 8)), rng))
+
+    def _leave(self, times: np.ndarray, rng: np.random.Generator):
+        for time in times.tolist():
+            yield self.clock.at(time, BEFORE_STEPS)
+            engine = self.engines[int(rng.integers(len(self.engines)))]
+            here = np.flatnonzero(engine.core.requests.end == End.NONE)
+            if len(here):
+                self.left.append(int(rng.choice(here)))
+                engine.withdraw(self.left[-1], End.DISCONNECTED)
+
+
 def compared(run: Simulation) -> list[Compared]:
     """The run, with an index beside its replicas."""
     index = PrefixIndex()
@@ -143,7 +169,7 @@ def crowded(policy: str, ledger: str, seed: int, **settings) -> tuple[Leaving, l
     spec = replace(parse_policy(policy), kv=ledger)
     config = CROWDED.model_copy(update={"prefix_caching": True, **settings})
     inputs = Inputs(config, crowd(seed), resolve_hardware(config), (spec,), ())
-    run = Leaving(inputs, spec, seed, count=8)
+    run = Leaving(inputs, spec, seed)
     return run, compared(run)
 
 

@@ -1,136 +1,27 @@
-"""Clients that leave: at any moment, under every policy and ledger, a request that is withdrawn
-ends once, is planned no more, and gives all its memory back."""
+"""Clients that leave: a request that is withdrawn ends once, is planned no more, and gives all its
+memory back. Random ones, under every policy and ledger: test_fleet_conservation.py."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
 
-from tests.parameters import SOME_POLICIES, mostly_nightly, mostly_nightly_pairs
+from tests.parameters import mostly_nightly
 from twinserve.policies.base import Policy
 from twinserve.policies.justitia.clock import VirtualClock
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, StepPlan
-from twinserve.policies.registry import ledger_names, parse_policy, policy_names
-from twinserve.policies.requests import End, State
+from twinserve.policies.registry import parse_policy
+from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS
-from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics import summarise
-from twinserve.sim.setup.audit import CROWDED, Auditor, crowd
+from twinserve.sim.setup.audit import CROWDED
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.workload import BestEffortPool, Workload
-
-SPECS = [*policy_names(), "vllm:scheduling=priority", "bros:chunk=64", "echo:benefit=offline"]
-
-
-class Leaving(Simulation):
-    """A run in which clients leave at random, half of the time from an engine's own process."""
-
-    def __init__(self, inputs: Inputs, spec, seed: int, count: int = 25) -> None:
-        super().__init__(inputs, spec)
-        self.auditors = [Auditor(e.core) for e in self.engines] if inputs.config.exact else []
-        self.left: list[tuple[int, State]] = []  # row, and what it was doing
-        self.ended: list[tuple[int, int]] = []  # replica, row
-        rng = np.random.default_rng([seed, 7])
-        self.clock.process(self._leave(np.sort(rng.exponential(0.25, count)), rng))
-        for replica, engine in enumerate(self.engines):
-            engine.on_ended = self._noting(replica, engine.on_ended)
-
-    def _noting(self, replica, after):
-        def note(rows):
-            self.ended += [(replica, row) for row in rows]
-            after(rows)
-
-        return note
-
-    def _leave(self, times, rng):
-        for time in times.tolist():
-            yield self.clock.at(time, BEFORE_STEPS)
-            replica = int(rng.integers(len(self.engines)))
-            engine = self.engines[replica]
-            requests = engine.core.requests
-            here = np.flatnonzero(requests.end == End.NONE)
-            draw = rng.random()  # drawn in any case, so that the next client is the same one
-            if len(here):
-                row = int(here[int(draw * len(here))])
-                self.left.append((row, State(requests.state[row])))
-                assert engine.withdraw(row, End.DISCONNECTED)
-                assert not engine.withdraw(row, End.TIMED_OUT)  # nobody leaves twice
-
-
-def checked(spec, seed: int, **settings) -> tuple[Leaving, RunRows]:
-    """A run with every step by itself, audited; the same with runs of steps gives the same rows."""
-    config = CROWDED.model_copy(update={"exact": True, **settings})
-    inputs = Inputs(config, crowd(seed), resolve_hardware(config), (spec,), ())
-    run = Leaving(inputs, spec, seed)
-    run.run()
-    rows = run.rows()
-    requests = rows.requests
-    assert requests["outcome"].notna().all()
-    assert len(run.ended) == len(set(run.ended)) == len(requests)
-    assert (requests["outcome"] == "disconnected").sum() == len(run.left) > 0
-    assert not requests.loc[requests["outcome"] == "disconnected", "finished"].any()
-    for engine in run.engines:
-        ledger = engine.core.ledger
-        ledger.check()
-        assert ledger.usage().free == ledger.num_blocks
-        assert ledger.usage().host_tokens == 0
-    fast = Leaving(replace(inputs, config=config.model_copy(update={"exact": False})), spec, seed)
-    fast.run()
-    for table in ("requests", "steps", "gaps"):
-        ours, theirs = getattr(rows, table), getattr(fast.rows(), table)
-        assert ours.equals(theirs), f"{table}: steps taken at once gave other rows"
-    return run, rows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", mostly_nightly(SPECS, "bros", *SOME_POLICIES))
-def test_clients_may_leave_any_policy_at_any_time(policy):
-    checked(parse_policy(policy), 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "policy",
-    mostly_nightly([p for p in SPECS if parse_policy(p).policy.asynchronous], *SOME_POLICIES),
-)
-def test_clients_may_leave_while_a_step_is_planned_ahead(policy):
-    checked(parse_policy(policy), 2, async_scheduling=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "ledger"),
-    mostly_nightly_pairs(product(SPECS, ledger_names()), "echo-bs", "layerkv", "vllm"),
-)
-def test_clients_may_leave_any_policy_on_any_ledger(policy, ledger):
-    spec = replace(parse_policy(policy), kv=ledger)
-    states = set()
-    for seed in range(3, 7):
-        run, _ = checked(spec, seed, prefix_caching=spec.policy.uses_prefix_cache or None
-                         if ledger not in ("bidirectional", "layerwise") else None)  # fmt: skip
-        states |= {state for _, state in run.left}
-        if spec.policy.asynchronous:
-            checked(spec, seed, async_scheduling=True, replicas=1 + seed % 2)
-    assert {State.WAITING, State.RUNNING} <= states
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_clients_left_wherever_a_request_can_be():
-    states = {
-        state
-        for policy in ("bros", "vllm-v0:preemption_mode=swap", "conserve")
-        for seed in range(6)
-        for _, state in checked(parse_policy(policy), seed)[0].left
-    }
-    assert states == {State.WAITING, State.RUNNING, State.SWAPPED}
-
 
 # -- one client after another ----------------------------------------------------------------------
 SMALL = CROWDED.model_copy(update={"max_num_batched_tokens": 64})
@@ -149,7 +40,9 @@ def run_of(
         for time, name in at:
             yield run.clock.at(time, BEFORE_STEPS)
             engine = run.engines[0]
-            engine.withdraw(engine.core.requests.ids.index(name), End.DISCONNECTED)
+            row = engine.core.requests.ids.index(name)
+            engine.withdraw(row, End.DISCONNECTED)
+            assert not engine.withdraw(row, End.TIMED_OUT)  # nobody leaves twice
 
     run.clock.process(leave())
     run.run()
