@@ -162,6 +162,7 @@ def test_only_the_live_engine_and_what_drives_it_need_vllm():
             assert room_of(module) in allowed, module
 
 
+@pytest.mark.slow
 def test_the_picture_is_that_of_the_imports():
     """Made by `python -m docs.reference.rooms`."""
     assert picture() == (ROOT / "docs" / "rooms.svg").read_text(encoding="utf-8")

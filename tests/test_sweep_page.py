@@ -52,6 +52,7 @@ def test_the_page_has_commands_and_a_file():
     assert len(commands()) > 6 and len(JSON.findall(PAGE.read_text(encoding="utf-8"))) == 1
 
 
+@pytest.mark.slow
 def test_a_study_of_sixty_lines_runs(folder, capsys, monkeypatch):
     assert len((folder / "mine.py").read_text().splitlines()) < 60
     monkeypatch.chdir(folder)

@@ -114,6 +114,7 @@ def test_a_request_list_submitted_at_once_waits_in_the_queue():
     assert inputs.workload.arrival_s.max() == 0
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_is_an_error_and_one_that_does_not_end_has_no_figures():
     with pytest.raises(BenchmarkError, match="exit code 3: no such thing"):
         run_process([sys.executable, "-c", "print('no such thing'); exit(3)"])

@@ -65,6 +65,7 @@ def test_a_summary_counts_what_ranges_hold():
     assert row["interval"] == pytest.approx(100 * (2 * np.log(1.1) + missed / 3))
 
 
+@pytest.mark.slow
 def test_mixtures_and_quantised_models_are_near_what_was_measured(scored):
     """On all points of these kinds; none was fitted to. The roofline was 15 and 34 % off."""
     rows = scored[(scored.why == "") & (scored.what == "tpot") & (scored.kind != "dense 16 bits")]
@@ -101,6 +102,7 @@ def test_a_source_is_scored_with_the_ranges_of_others():
     assert errors["b"] == pytest.approx(1.1**bars.STRANGERS - 1)
 
 
+@pytest.mark.slow
 def test_the_stored_errors_are_those_of_the_points(scored):
     found = bars.bars(scored)
     stored = {key: value for key, value in SERVER_ERRORS.items() if key[0] == "roofline"}
@@ -126,6 +128,7 @@ def test_the_study_has_tables(points, monkeypatch):
     assert "### By group, ranges of other sources" in printed
 
 
+@pytest.mark.slow
 def test_runs_are_scored_beside_benchmarks(points, monkeypatch):
     bench = list(runs.read_bench(main.truth_folder()))
     monkeypatch.setattr(runs, "read_bench", lambda truth: [bench[0], bench[31]])

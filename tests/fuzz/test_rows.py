@@ -43,6 +43,7 @@ requests = st.builds(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 @given(st.lists(requests, min_size=1, max_size=7))
 @examples(1000)

@@ -146,6 +146,7 @@ def test_decisions_are_as_ever(name):
     assert digest(name) == json.loads(GOLDEN.read_text(encoding="utf-8"))[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", ["0", "1"])
 @pytest.mark.parametrize(
     "names",

@@ -196,6 +196,7 @@ def test_eight_l40s_wait_for_their_links():
     assert 1.9e9 < 2 * 7 / 8 * message / seconds < 3e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key",
     [

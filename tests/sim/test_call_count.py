@@ -21,6 +21,7 @@ FOLDER = Path(__file__).parent
 MAY_RISE = 0.03
 
 
+@pytest.mark.slow
 def test_fixed_runs_make_no_more_calls_than_the_file_says():
     command = [sys.executable, str(FOLDER / "call_count.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -75,6 +75,7 @@ def test_latencies_that_no_term_explains_are_named(file, capsys, monkeypatch):
     assert code == 0 and re.search(r"; not its TPOT, \d+% off at the measured rate", said)
 
 
+@pytest.mark.slow
 def test_too_much_is_said_and_can_be_believed(tmp_path, capsys, monkeypatch):
     path = tmp_path / "bench.json"
     trace = "vllm:request_rate=2,num_prompts=200,random_input_len=200,random_output_len=20"

@@ -471,6 +471,7 @@ def test_nothing_loads_before_ctrl_c_has_an_answer():
     assert said.stdout.split() == ["__future__", *ours]
 
 
+@pytest.mark.slow
 def test_simulate_ends_at_once_and_loses_nothing(tmp_path):
     code = "import atexit, sys, weakref; from twinserve.sim.cli.entry import simulate\n"
     code += "atexit.register(print, 'at exit', file=sys.stderr)\n"

@@ -178,6 +178,7 @@ def test_the_auditor_sees_a_step_beyond_the_token_budget(policy, careless):
 
 
 # -- tokens ----------------------------------------------------------------------------------------
+@pytest.mark.slow
 @everybody
 def test_computed_tokens_add_up(policy):
     """Every token of a text but the last emitted one is computed once, plus what was dropped, minus
@@ -193,6 +194,7 @@ def test_computed_tokens_add_up(policy):
     assert int(steps.preempted_swap.sum()) == int(requests.swaps.sum())
 
 
+@pytest.mark.slow
 @everybody
 def test_emitted_tokens_and_gaps_add_up(policy):
     sim = audited(policy)
@@ -204,6 +206,7 @@ def test_emitted_tokens_and_gaps_add_up(policy):
         assert (some.gap_s * some["count"]).sum() == pytest.approx(total, rel=1e-9)
 
 
+@pytest.mark.slow
 @everybody
 def test_moved_bytes_add_up(policy):
     sim = audited(policy)

@@ -55,6 +55,7 @@ TINY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("further", "closed"), mostly_nightly(TINY, TINY[1], TINY[8]))
 def test_a_run_of_every_load_finds_the_same_limit(tmp_path, further, closed):
     count = 80 if closed else 60
@@ -87,6 +88,7 @@ def said(capsys, *words: str) -> tuple[int, str, str]:
     return int(end.value.code or 0), *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_two_gpus_under_the_words_of_one_server(tmp_path, capsys):
     words = (*SERVER, *REQUESTS, "--grid", "gpu=h100,l40s", "--slo", "ttft p90 < 2 s")
     code, out, err = said(capsys, *words, "--out", str(tmp_path / "found"))

@@ -52,6 +52,7 @@ def page(command: str, *names: str) -> tuple[str, list[str]]:
     return shown, loaded.split()
 
 
+@pytest.mark.slow
 def test_a_run_that_writes_no_files_loads_no_pandas():
     shown, loaded = page("simulate -t fixed:64,4 --rate 5 --requests 9 -q --replicas 2", *HEAVY)
     assert "vllm" in shown and loaded == ["numpy", "simpy"]

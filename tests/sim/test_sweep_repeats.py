@@ -70,6 +70,7 @@ def test_blocks_of_one_run_give_it_an_interval(tmp_path, capsys):
     assert (table.seeds == 1).all() and (table[f"{TTFT}_ci"] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_length", [1, 50])
 def test_an_interval_by_blocks_is_as_wide_as_means_vary(run_length):
     """Of latencies that stay the same for a while, too: they say less than as many that do not."""

@@ -251,6 +251,7 @@ def test_a_missed_objective_may_be_an_exit_status(capsys):
 
 
 # -- completion ------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes(capsys):
     cases = [
