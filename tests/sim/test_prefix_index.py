@@ -149,8 +149,9 @@ class Leaving(Simulation):
             yield self.clock.at(time, BEFORE_STEPS)
             engine = self.engines[int(rng.integers(len(self.engines)))]
             here = np.flatnonzero(engine.core.requests.end == End.NONE)
+            draw = rng.random()  # in any case, so that the next client is the same one
             if len(here):
-                self.left.append(int(rng.choice(here)))
+                self.left.append(int(here[int(draw * len(here))]))
                 engine.withdraw(self.left[-1], End.DISCONNECTED)
 
 
