@@ -3,6 +3,7 @@ beside the tests."""
 
 import asyncio
 import contextlib
+import copy
 import gc
 import importlib
 import inspect
@@ -13,7 +14,9 @@ from pathlib import Path
 # Before numpy is imported: threads of BLAS wait for each other where all cores are busy with tests.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import cyclopts
 import pytest
+from cyclopts.argument import ArgumentCollection
 from hypothesis import is_hypothesis_test
 
 from tests.examples import load_profile
@@ -56,6 +59,30 @@ LONGEST = (
     "sim/test_report_browser.py",
     "sim/test_api.py",
 )
+
+
+def _look_at_each_command_once() -> None:
+    """Cyclopts looks at each setting of a command for each call: half of the time of a command that
+    does little. Here it does so for the first call in a process, and later ones get copies."""
+    looked_at = cyclopts.App.assemble_argument_collection
+    kept: dict[object, ArgumentCollection] = {}
+
+    def arguments(app: cyclopts.App, **options) -> ArgumentCollection:
+        command = app.default_command
+        if options.get("parse_docstring") or options.get("default_parameter") or command is None:
+            return looked_at(app, **options)
+        if command not in kept:
+            kept[command] = looked_at(app, **options)
+        copies = {id(one): copy.copy(one) for one in kept[command]}
+        for one in copies.values():
+            one.tokens = []
+            one.children = ArgumentCollection([copies[id(child)] for child in one.children])
+        return ArgumentCollection(copies.values())
+
+    cyclopts.App.assemble_argument_collection = arguments
+
+
+_look_at_each_command_once()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -40,6 +40,7 @@ def test_scarce_memory_holds_few_requests_and_each_of_them():
     assert longest <= blocks * size <= product_of.SCARCE * longest + size
 
 
+@pytest.mark.slow
 def test_cells_that_are_in_the_file_are_not_run_again(tmp_path, monkeypatch, capsys):
     asked = []
 

@@ -198,6 +198,7 @@ def test_a_study_writes_tables_plots_and_claims(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_what_is_stale_is_named(tmp_path, capsys, monkeypatch):
     """Nothing run, what this code made, a table that was edited, other runs, other code."""
     monkeypatch.setattr(command, "_of_package", lambda name: study())

@@ -80,6 +80,7 @@ def test_the_errors_go_to_a_table(tmp_path):
     assert f"| {100 * table.TPOT[0]:+.0f} (" in report and report.count("### ") == len(main.KINDS)
 
 
+@pytest.mark.slow
 def test_one_setting_changed():
     points = main.changed(Scale(seeds=(0,)))
     count = pd.Series([point.axes["changed"] for point in points]).value_counts() / 4

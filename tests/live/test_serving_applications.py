@@ -298,6 +298,7 @@ def test_classes_are_those_of_the_training_file(tmp_path):
         decider_for("srjf:training=/no/such/file")
 
 
+@pytest.mark.slow
 def test_a_server_without_scikit_learn_does_not_start(tmp_path, monkeypatch):
     samples = tmp_path / "samples.jsonl"
     samples.write_text('{"kind": "mine", "text": "some words", "stages": [[[10, 20]]]}\n' * 20)

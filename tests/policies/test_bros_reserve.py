@@ -59,6 +59,7 @@ def lost(policy: str, kind: str) -> int:
     return int(desk.table.recomputes.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["paged", "bidirectional"])
 def test_fewer_lose_their_memory_in_a_crowd_and_all_end(kind):
     assert lost("bros:chunk=4,reserve=true", kind) < lost("bros:chunk=4", kind) / 2

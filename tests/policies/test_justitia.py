@@ -306,6 +306,7 @@ POLICIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @examples(15, suppress_health_check=list(HealthCheck))
 @given(case=graphs())

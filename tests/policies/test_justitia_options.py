@@ -42,6 +42,7 @@ ENDS_A_RUN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 @examples(25, suppress_health_check=list(HealthCheck))
 @given(case=graphs())
@@ -223,6 +224,7 @@ def crowd(policy: str, mice: int, factor: float = 12.0) -> tuple[float, list[flo
     return ends[0], ends[1:]
 
 
+@pytest.mark.slow
 def test_what_has_ended_slows_the_fluid_system_down_for_others_unless_corrected():
     """Mice believed ten times too large stay in the fluid system long after they have ended: V
     nearly stands still, and with it the elephant's turn."""

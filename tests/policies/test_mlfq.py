@@ -319,6 +319,7 @@ OPTIONS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("host", [0, 30])
 def test_runs_of_decodes_are_exact_with_its_options(option, host):

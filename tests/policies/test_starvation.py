@@ -4,6 +4,7 @@ seats for."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def test_preemptive_wait_leaves_nobody_out_for_longer_than_there_were_others(man
         assert all(waited <= others[row] for row, waited in waits.after(step).items())
 
 
+@pytest.mark.slow
 @property_test
 @given(
     streams(),

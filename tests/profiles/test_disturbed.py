@@ -21,6 +21,7 @@ def measured(seed: int, jitter: float) -> tuple[np.ndarray, np.ndarray]:
     return work, seconds * np.where(rng.random(N) < 0.02, 3.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jitter", [0.01, 0.05, 0.1, 0.2, 0.3])
 def test_an_engines_own_jitter_is_seldom_taken_for_others(jitter):
     found = sum(disturbed(*measured(seed, jitter), np.zeros(N)).sum() for seed in range(25))

@@ -51,6 +51,7 @@ def test_letters_of_all_kinds():
     assert data_of(half) == {"text": "\ud83d"} and b"\\ud83d" in half
 
 
+@pytest.mark.slow
 def test_an_event_without_end():
     events = Events()
     with pytest.raises(EventTooLongError):

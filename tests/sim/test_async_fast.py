@@ -98,7 +98,7 @@ def test_one_step_at_a_time_gives_the_same_rows(policy, case):
     assert [emitted[name] for name in workload.ids] == workload.output_tokens.tolist()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", mostly_nightly(POLICIES, "bros", *SOME_POLICIES))
 def test_the_fast_path_is_taken(policy):
     """A lone request that decodes is planned a few times, not once a token."""
     case = (Workload.build([0.0], [5], [40]), 20, 0, MODEL, 0.0)

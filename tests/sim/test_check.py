@@ -52,8 +52,10 @@ def test_what_the_server_does_at_twice_the_rate_is_in_the_range(file, capsys):
     ("at", "error", "says"),
     [
         ("1x", 0.02, r"load of this length: .* 2.0% off on .* within those measured \(up to"),
-        ("2", 0.02, "Believe the range, not the number: "),
-        ("1x", 0.3, "Do not believe it: the simulation is 30.0% off on "),
+        pytest.param("2", 0.02, "Believe the range, not the number: ", marks=pytest.mark.slow),
+        pytest.param(
+            "1x", 0.3, "Do not believe it: the simulation is 30.0% off on ", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_one_sentence_says_whether_to_believe_it(at, error, says, file, capsys, monkeypatch):

@@ -238,6 +238,7 @@ def test_a_comparison_is_refused_before_its_first_run(capsys, tmp_path, trace):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_that_was_killed_goes_on(capsys, tmp_path, trace):
     out, both = tmp_path / "runs", ("-p", "vllm", "-p", "bros")
     given = ("--trace", trace, "-q", "--out", out, *both)

@@ -192,6 +192,7 @@ def test_the_folder_has_ranges_and_the_errors_that_gave_them(written):
     assert all(low <= high for low, high in found.values()) and len(found) > 10
 
 
+@pytest.mark.slow
 def test_a_quiet_run_without_ranges_carries_what_to_expect_of_its_step_times(written, capsys):
     profile = load_profile("llama-3.1-8b@h100")
     expected = expected_errors(profile)

@@ -166,6 +166,7 @@ def test_a_session_ends_with_an_answer_that_came_too_late():
     assert run.requests["outcome"].tolist() == ["timed_out"] and run.rows.never_sent == 1
 
 
+@pytest.mark.slow
 def test_past_saturation_all_requests_fail_from_some_moment_on():
     """Each seat is then taken by a request that has waited too long to end in time."""
 
@@ -233,6 +234,7 @@ def test_alone_a_request_takes_the_sum_of_its_jobs():
     np.testing.assert_allclose(more, jobs, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_requests_at_once_wait_for_each_other():
     one, two, none = (
         beyond(simulate(crowd(), front_end=replace(QUEUED, service=service)))

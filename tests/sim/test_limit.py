@@ -110,6 +110,7 @@ def test_two_gpus_under_the_words_of_one_server(tmp_path, capsys):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_seeds_are_judged_together_and_the_same_command_says_the_same(capsys):
     words = (*SERVER, *REQUESTS, "--slo", "e2el p80 < 4 s", "--concurrency", "--json")
     one, again, two = (said(capsys, *words, "--seeds", n)[1] for n in "112")

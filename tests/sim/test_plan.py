@@ -108,6 +108,7 @@ def several(trace) -> Plan:
     return plan(trace, "ttft p90 < 90 ms", draws=2, **kinds)
 
 
+@pytest.mark.slow
 def test_every_row_has_its_draws_the_error_of_its_steps_and_its_memory(several):
     rows = [row for row in several.rows if row.status == "enough"]
     assert len(rows) == 2

@@ -75,6 +75,7 @@ def test_labels_are_those_that_are_read():
     assert {gpu_of_label(label) for label in LABELS.values()} == set(LABELS)
 
 
+@pytest.mark.slow
 def test_the_command_writes_it_beside_the_plan(tmp_path, capsys):
     trace = write_trace(tmp_path / "t.csv", rate=60.0)
     words = ["plan", "--model", "qwen3-8b", "-t", trace, "--slo", "ttft p90 < 2 s"]

@@ -182,6 +182,7 @@ def test_a_full_disk_leaves_the_old_page(undrawn, runs, tmp_path):
     assert page.read_text() == "old" and list(tmp_path.iterdir()) == [page]
 
 
+@pytest.mark.slow
 def test_runs_of_one_name_are_told_apart_by_their_parents(undrawn, tmp_path):
     for parent in ("x", "y"):
         write_toy(tmp_path / parent / "run", n=10)

@@ -180,6 +180,7 @@ def test_bad_requests_are_one_clear_line(tmp_path):
     assert set(DESCRIPTIONS) == {"apps", "apps:1x", "apps:2x", "apps:3x"}
 
 
+@pytest.mark.slow
 def test_it_goes_by_its_name(tmp_path, workload):
     by_name = load_trace("apps:3x", offline=True, cache_dir=tmp_path, seed=1)
     assert by_name.ids == workload.ids and by_name.applications == workload.applications
@@ -188,6 +189,7 @@ def test_it_goes_by_its_name(tmp_path, workload):
         load_trace("apps", rate=2.0, offline=True, cache_dir=tmp_path)
 
 
+@pytest.mark.slow
 def test_what_is_known_of_an_application_stays_with_it(workload):
     some = head(workload, 120)
     for w in (some, merge(some, workload)):

@@ -136,6 +136,7 @@ def test_the_peak_is_six_times_the_trough():
     assert tide(DAY_S) == tide(0.0) == TIDE[0][1]
 
 
+@pytest.mark.slow
 def test_arrivals_follow_the_tide():
     w = tidal(peak_rate=5.0, seed=1)
     check_workload(w)

@@ -66,6 +66,7 @@ def test_the_replica_is_quick_and_its_seed_fixes_it():
     assert (first.prompt_tokens != other.prompt_tokens).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_conversations_grow():
     # What makes hits: a prompt that shares more than the system block extends an earlier, shorter
     # one.
