@@ -127,11 +127,8 @@ def live_engine(settings: LiveSettings, model: str) -> Iterator[VllmEngine]:
 
     installed_vllm()
     with with_model(settings, model) as found:
-        engine = VllmEngine(found)
-        try:
+        with contextlib.closing(VllmEngine(found)) as engine:
             yield engine
-        finally:
-            engine.close()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ which loads fail is their own, and compared with what was simulated.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from contextlib import ExitStack
@@ -379,13 +380,10 @@ class _Fleet:
             max_model_len=self.longest,
             prefix_caching=False,
         )
-        process = Process(alone)
-        try:
+        with contextlib.closing(Process(alone)) as process:
             process.wait()
             asked = [self.requests[name] for name in self.found.tokens]
             self.found.alone = process.answers([(r.name, r.prompt, r.output) for r in asked])
-        finally:
-            process.close()
         return self.found
 
 

@@ -7,6 +7,7 @@ differs from the simulation, our engine's loop or policy differs from vLLM's.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -397,11 +398,8 @@ def emulated_engine(inputs: Inputs, spec: PolicySpec) -> Iterator[VllmEngine]:
     SettingsError, one line each."""
     check_emulated(inputs)
     with tempfile.TemporaryDirectory(prefix="twinserve-") as folder:
-        engine = VllmEngine(_settings(inputs, spec, Path(folder)))
-        try:
+        with contextlib.closing(VllmEngine(_settings(inputs, spec, Path(folder)))) as engine:
             yield engine
-        finally:
-            engine.close()
 
 
 def _settings(inputs: Inputs, spec: PolicySpec, folder: Path) -> LiveSettings:

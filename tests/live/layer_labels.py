@@ -10,6 +10,7 @@ import numpy as np
 
 from tests.live.followed import follow
 from tests.live.pressure import pressed
+from tests.live.twin_workloads import BLOCK, CROWDED
 from twinserve.backends.live.engine.tiny_model import MODELS, config
 from twinserve.backends.live.physical.layers import NULL_PAGES, LayerMemory
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
@@ -20,22 +21,8 @@ from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import Simulation
 
 LAYERS = MODELS["deep"].layers
-BLOCK = 32
 # A third of what the requests would take together.
-SETTINGS = {
-    "async_scheduling": False,
-    "host_time": "none",
-    "trace": "poisson",
-    "rate": 300.0,
-    "requests": 16,
-    "cap_length": 180,
-    "num_blocks": 12,
-    "block_tokens": BLOCK,
-    "host_blocks": 60,
-    "max_num_seqs": 12,
-    "max_num_batched_tokens": 192,
-    "slo": "ttft=0.05,tpot=0.03",
-}
+SETTINGS = {**CROWDED, "requests": 16, "num_blocks": 12, "host_blocks": 60}
 _LONGEST = 4096  # tokens; a request has fewer
 
 
@@ -47,8 +34,8 @@ def deep_profile(folder: Path) -> str:
 
 
 def inputs_for(profile: str, policy: str = "layerkv:x=0", **changes) -> Inputs:
-    settings = {**SETTINGS, "profile": profile, "policy": (policy,), **changes}
-    return resolve(SimulationConfig(**settings))
+    settings = {**SETTINGS, "slo": "ttft=0.05,tpot=0.03", "profile": profile, **changes}
+    return resolve(SimulationConfig(policy=(policy,), **settings))
 
 
 def pressed_layers(profile: str, seed: int, policy: str, requests: int = 12) -> Inputs:

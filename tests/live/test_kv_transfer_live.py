@@ -3,6 +3,7 @@ answer as if nothing had happened."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
@@ -107,13 +108,12 @@ def model(vllm, tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(model) -> dict[str, Output]:
     """The answers of an engine without connector that has blocks for all."""
-    engine = LiveEngine(EngineSettings(**SETTINGS | {"num_blocks": 120}), model)
-    try:
+    with contextlib.closing(
+        LiveEngine(EngineSettings(**SETTINGS | {"num_blocks": 120}), model)
+    ) as engine:
         answers = serve(engine, make_requests())
         assert not any(step.preempted for step in engine.scheduler.log)
         return answers
-    finally:
-        engine.close()
 
 
 @pytest.fixture(
@@ -124,11 +124,8 @@ def undisturbed(model) -> dict[str, Output]:
 def engine(request, model, undisturbed) -> Iterator[SwapEngine]:
     # after `undisturbed`: a process holds one engine at a time
     settings = EngineSettings(**SETTINGS, enable_prefix_caching=request.param)
-    engine = SwapEngine(settings, model, host_tokens=1500)
-    try:
+    with contextlib.closing(SwapEngine(settings, model, host_tokens=1500)) as engine:
         yield engine
-    finally:
-        engine.close()
 
 
 def differing(undisturbed: dict[str, Output], answers: dict[str, Output]) -> dict[str, str]:
@@ -150,14 +147,11 @@ def test_requests_that_never_swap_are_scheduled_as_without_connector(model, role
         lambda: LiveEngine(settings, model),
         lambda: SwapEngine(settings, model, host_tokens=64, role=role),
     ):
-        engine = build()
-        try:
+        with contextlib.closing(build()) as engine:
             answers.append(serve(engine, make_requests()))
             logs.append([engine._observed(step) for step in engine.scheduler.log])
             config = engine.engine.vllm_config.scheduler_config
             assert not config.async_scheduling
-        finally:
-            engine.close()
     assert any(step.preempted for step in logs[0])
     assert logs[0] == logs[1]
     for name in answers[0]:
@@ -170,8 +164,9 @@ def test_requests_that_never_swap_are_scheduled_as_without_connector(model, role
 def test_a_full_host_refuses_and_victims_are_recomputed(model, undisturbed):
     from twinserve.backends.live.transfer.host import HostFull
 
-    engine = SwapEngine(EngineSettings(**SETTINGS), model, host_tokens=150)
-    try:
+    with contextlib.closing(
+        SwapEngine(EngineSettings(**SETTINGS), model, host_tokens=150)
+    ) as engine:
         engine.scheduler.set_rule(period=5, away=4)
         assert differing(undisturbed, engine.serve(make_requests())) == {}
         counts = engine.scheduler.counts
@@ -179,8 +174,6 @@ def test_a_full_host_refuses_and_victims_are_recomputed(model, undisturbed):
         with pytest.raises(HostFull, match="room for 150 of 150 tokens, 151 shall be copied out"):
             engine.connector.swap_out("big", [1, 2, 3, 4, 5], 151)
         all_rows_free(engine)
-    finally:
-        engine.close()
 
 
 @pytest.mark.parametrize("forget", [0, 4], ids=["all come back", "some are recomputed"])

@@ -6,6 +6,7 @@ The tests of one engine share one recorded run.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -66,13 +67,12 @@ class Live:
 @pytest.fixture(scope="module", params=mostly_nightly(SETTINGS, "fcfs"))
 def live(request, vllm, tmp_path_factory) -> Iterator[Live]:
     settings = SETTINGS[request.param]
-    engine = LiveEngine(settings, tiny_model.write_model(tmp_path_factory.mktemp("tiny_llama")))
-    try:
+    with contextlib.closing(
+        LiveEngine(settings, tiny_model.write_model(tmp_path_factory.mktemp("tiny_llama")))
+    ) as engine:
         yield Live(
             engine, record(engine, make_requests(settings, conversations=CONVERSATIONS, seed=SEED))
         )
-    finally:
-        engine.close()
 
 
 def test_every_decision_is_ours(live, record_testsuite_property, capsys):

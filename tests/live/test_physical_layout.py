@@ -3,12 +3,11 @@ memory of labels: no engine needed."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from tests.live.followed import follow
+from tests.live.twin_workloads import in_turn_inputs
 from tests.parameters import mostly_nightly
 from twinserve.backends.live.attention import slots
 from twinserve.backends.live.physical.host import SlotHost
@@ -20,43 +19,19 @@ from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.plan import StepPlan
 from twinserve.policies.registry import policy_names
 from twinserve.policies.requests import RequestClass, RequestTable
-from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation
 from twinserve.sim.twin.live import blank_settings, live_settings
 
 # The requests would take six times the pool together; the host is too small to keep all that is
 # swapped out.
-SETTINGS = {
-    "async_scheduling": False,
-    "host_time": "none",
-    "trace": "poisson",
-    "rate": 300.0,
-    "requests": 24,
-    "cap_length": 180,
-    "num_blocks": 14,
-    "block_tokens": 32,
-    "host_blocks": 20,
-    "max_num_seqs": 12,
-    "max_num_batched_tokens": 192,
-    "slo": "ttft=0.05,tpot=0.03",
-    "exact": True,
-}
+SETTINGS = {"num_blocks": 14, "host_blocks": 20, "slo": "ttft=0.05,tpot=0.03", "exact": True}
 
 
 def inputs_for(policy: str = "bros", **changes) -> Inputs:
     """Every second request is best-effort."""
-    inputs = resolve(SimulationConfig(**{**SETTINGS, "policy": (policy,), **changes}))
-    workload = inputs.workload
-    service_class = np.where(
-        np.arange(len(workload)) % 2, RequestClass.BEST_EFFORT, RequestClass.REAL_TIME
-    )
-    return replace(
-        inputs,
-        workload=replace(
-            workload, service_class=service_class.astype(workload.service_class.dtype)
-        ),
-    )
+    return in_turn_inputs(policy, 2, **{**SETTINGS, **changes})
 
 
 def expand(runs: list[tuple[int, int]]) -> list[int]:

@@ -4,14 +4,14 @@ with questions on shared documents."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from tests.live.twin_workloads import inputs_of
+from tests.live.twin_workloads import BLOCK, in_turn_inputs, inputs_of
 from tests.parameters import SOME_POLICIES, in_turn, mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.planned import PlannedStep
@@ -20,9 +20,7 @@ from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.plan import HOST
 from twinserve.policies.registry import ledger_names, policy_names
-from twinserve.policies.requests import RequestClass
-from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin.live import LiveRun, live_settings
 from twinserve.sim.twin.replay import tokens_of
@@ -30,20 +28,7 @@ from twinserve.sim.twin.replay import tokens_of
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 # A third of the memory that the requests would take together, so that everybody loses it some time.
-SETTINGS = {
-    "async_scheduling": False,
-    "host_time": "none",
-    "trace": "poisson",
-    "rate": 300.0,
-    "requests": 24,
-    "cap_length": 180,
-    "num_blocks": 26,
-    "block_tokens": 32,
-    "host_blocks": 200,
-    "max_num_seqs": 12,
-    "max_num_batched_tokens": 192,
-    "slo": "ttft=0.02,tpot=0.02",
-}
+SETTINGS = {"num_blocks": 26, "host_blocks": 200, "slo": "ttft=0.02,tpot=0.02"}
 # Sums of float32 taken in another order may turn an argmax with a smaller margin than this (log
 # probability).
 TIE = 1e-4
@@ -51,17 +36,7 @@ TIE = 1e-4
 
 def inputs_for(policy: str, **changes) -> Inputs:
     """Every third request is best-effort."""
-    inputs = resolve(SimulationConfig(**{**SETTINGS, "policy": (policy,), **changes}))
-    workload = inputs.workload
-    service_class = np.where(
-        np.arange(len(workload)) % 3 == 2, RequestClass.BEST_EFFORT, RequestClass.REAL_TIME
-    )
-    return replace(
-        inputs,
-        workload=replace(
-            workload, service_class=service_class.astype(workload.service_class.dtype)
-        ),
-    )
+    return in_turn_inputs(policy, 3, **{**SETTINGS, **changes})
 
 
 @dataclass
@@ -91,6 +66,27 @@ class Bench:
         return self.alone[name]
 
 
+def same_up_to_a_tie(name: str, told: list[int], alone: tuple[list[int], list[float]]) -> int:
+    """What a request was told is the beginning of what it is told alone. Return how many tokens
+    were compared: those before the first tie."""
+    expected, margins = alone
+    tie = next((i for i, margin in enumerate(margins) if margin < TIE), len(margins))
+    assert told[:tie] == expected[: len(told)][:tie], f"{name} was told something else"
+    return tie
+
+
+def told_as_alone(bench: Bench, requests, told: dict[str, list[int]]) -> int:
+    """Compare every answer, whole, with that of the undisturbed request. Return how many tokens
+    were compared."""
+    texts, compared = PromptTexts(VOCAB, BLOCK), 0
+    for request in requests:
+        prompt = texts.tokens(request.id, request.prompt_tokens, request.prefix)
+        alone = bench.undisturbed(request.id, prompt, request.output_tokens)
+        assert len(told[request.id]) == len(alone[0])
+        compared += same_up_to_a_tie(request.id, told[request.id], alone)
+    return compared
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("tiny_llama"))
@@ -101,28 +97,24 @@ def own_pool_run(vllm, model) -> LiveRun:
     """Policy vllm in wall time on a pool of exactly the ledger's size. A process has room for one
     engine at a time: this one is gone before the bench is set up."""
     inputs = inputs_for("vllm")
-    engine = VllmEngine(
-        live_settings(inputs, inputs.policies[0], LiveSettings(model, None, 0, 0, 0, 0))
-    )
-    try:
+    with contextlib.closing(
+        VllmEngine(live_settings(inputs, inputs.policies[0], LiveSettings(model, None, 0, 0, 0, 0)))
+    ) as engine:
         assert engine.num_blocks == SETTINGS["num_blocks"]
         run = LiveRun(inputs, inputs.policies[0], engine, wall=True)
         run.run()
         assert engine.scheduler.drift == 0, engine.scheduler.first_drift
-    finally:
-        engine.close()
     return run
 
 
 @pytest.fixture(scope="module")
 def bench(own_pool_run, model) -> Iterator[Bench]:
-    engine = VllmEngine(
-        LiveSettings(model, 400, 32, 16, 2400, 200, prefix_caching=True, swap_blocks=200)
-    )
-    try:
+    with contextlib.closing(
+        VllmEngine(
+            LiveSettings(model, 400, 32, 16, 2400, 200, prefix_caching=True, swap_blocks=200)
+        )
+    ) as engine:
         yield Bench(engine, {})
-    finally:
-        engine.close()
 
 
 def live_run(bench: Bench, inputs: Inputs, predicted: bool = False) -> LiveRun:
@@ -134,20 +126,7 @@ def live_run(bench: Bench, inputs: Inputs, predicted: bool = False) -> LiveRun:
 
 
 def check_answers(bench: Bench, run: LiveRun) -> int:
-    """Compare every answer with that of the undisturbed request; returns how many tokens were
-    compared."""
-    answers = tokens_of(run.answers)
-    requests, texts = run.engines[0].core.requests, PromptTexts(VOCAB, 32)
-    compared = 0
-    for request in requests:
-        prompt = texts.tokens(request.id, request.prompt_tokens, request.prefix)
-        expected, margins = bench.undisturbed(request.id, prompt, request.output_tokens)
-        told = answers[request.id]
-        assert len(told) == len(expected)
-        tie = next((i for i, margin in enumerate(margins) if margin < TIE), len(margins))
-        assert told[:tie] == expected[:tie], f"{request.id} was told something else"
-        compared += tie
-    return compared
+    return told_as_alone(bench, run.engines[0].core.requests, tokens_of(run.answers))
 
 
 @pytest.mark.nightly

@@ -4,6 +4,7 @@ and damage to a single layer on the host shows."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.live.layer_labels import BLOCK, LAYERS, deep_profile, inputs_for, pressed_layers
-from tests.live.test_twin import TIE, Bench, check_answers
+from tests.live.test_twin import Bench, check_answers, told_as_alone
 from tests.parameters import mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
@@ -44,11 +45,10 @@ def bench(vllm, profile, tmp_path_factory) -> Iterator[Bench]:
     model = write_model(tmp_path_factory.mktemp("deep"), "deep")
     blank = LiveSettings(model, None, 0, 0, 0, 0, physical=True)
     settings = live_settings(inputs, inputs.policies[0], blank)
-    engine = VllmEngine(replace(settings, max_step_tokens=2400, max_model_len=240))
-    try:
+    with contextlib.closing(
+        VllmEngine(replace(settings, max_step_tokens=2400, max_model_len=240))
+    ) as engine:
         yield Bench(engine, {})
-    finally:
-        engine.close()
 
 
 def worker(bench: Bench):
@@ -184,11 +184,8 @@ def test_a_model_of_other_layers_is_refused(bench):
 )
 def test_every_layer_is_where_the_ledger_says(bench, profile, policy):
     run = layer_run(bench, inputs_for(profile, policy, **FEW))
-    watch = Watch(bench, run)
-    try:
+    with contextlib.closing(Watch(bench, run)) as watch:
         run.run()
-    finally:
-        watch.close()
     same_answers(bench, run)
     copied_as_accounted(run)
     moved, requests = run.backend.memory.moved, run.rows().requests
@@ -228,16 +225,10 @@ def test_a_locked_replay_moves_the_layers_of_its_log(bench, profile):
     log = parse_log(run_policy(inputs, inputs.policies[0], decisions=True).decisions)
     assert log.moved["layers"]["moves"] > 10
     bench.engine.scheduler.forget_counts()
-    texts = PromptTexts(VOCAB, BLOCK)
-    found = replay_physical(log, bench.engine, texts, inputs=inputs)
+    found = replay_physical(log, bench.engine, PromptTexts(VOCAB, BLOCK), inputs=inputs)
     assert (len(found.steps), found.drift, found.free_blocks_differ) == (len(log.steps), 0, 0)
     assert found.steps["moved"].sum() > 10 and not found.parted
-    for request in log.requests:
-        prompt = texts.tokens(request.id, request.prompt_tokens, request.prefix)
-        told = found.tokens[request.id]
-        expected, margins = bench.undisturbed(request.id, prompt, request.output_tokens)
-        tie = next((i for i, margin in enumerate(margins) if margin < TIE), len(margins))
-        assert told[:tie] == expected[:tie] and len(told) == request.output_tokens
+    told_as_alone(bench, log.requests, found.tokens)
 
 
 # -- the pool of other engines ---------------------------------------------------------------------

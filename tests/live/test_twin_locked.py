@@ -3,6 +3,8 @@ memory is the ledger's."""
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from tests.identity.release import installed_release
@@ -31,13 +33,14 @@ def logged(settings: dict, folder) -> DecisionLog:
 
 
 def locked(log: DecisionLog, model) -> LockedReplay:
-    engine = VllmEngine(
-        settings_for(log.run, log.longest, log.step_tokens, LiveSettings(model, None, 0, 0, 0, 0))
-    )
-    try:
+    with contextlib.closing(
+        VllmEngine(
+            settings_for(
+                log.run, log.longest, log.step_tokens, LiveSettings(model, None, 0, 0, 0, 0)
+            )
+        )
+    ) as engine:
         return replay_locked(log, engine)
-    finally:
-        engine.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ ledger says, and a single wrong move shows."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from tests.live.test_physical_layout import SETTINGS, inputs_for
-from tests.live.test_twin import TIE, Bench, check_answers
+from tests.live.test_twin import Bench, check_answers, told_as_alone
+from tests.live.twin_workloads import BLOCK
 from tests.parameters import mostly_nightly
 from tests.policies.bidi_views import preemption_table
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
@@ -28,7 +30,7 @@ from twinserve.sim.twin.replay_physical import replay_physical
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 TINY = MODELS["tiny"]
-BLOCKS, SIZE = SETTINGS["num_blocks"], SETTINGS["block_tokens"]
+BLOCKS, SIZE = SETTINGS["num_blocks"], BLOCK
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +40,9 @@ def bench(vllm, tmp_path_factory) -> Iterator[Bench]:
     settings = live_settings(
         inputs, inputs.policies[0], LiveSettings(model, None, 0, 0, 0, 0, physical=True)
     )
-    engine = VllmEngine(replace(settings, max_step_tokens=2400))
-    try:
+    with contextlib.closing(VllmEngine(replace(settings, max_step_tokens=2400))) as engine:
         assert (engine.num_blocks, settings.swap_blocks) == (BLOCKS, SETTINGS["host_blocks"])
         yield Bench(engine, {})
-    finally:
-        engine.close()
 
 
 class Watch:
@@ -209,16 +208,10 @@ def test_a_locked_replay_makes_the_run_again(bench):
     inputs = inputs_for(requests=12, exact=False)
     log = parse_log(run_policy(inputs, inputs.policies[0], decisions=True).decisions)
     bench.engine.scheduler.forget_counts()
-    texts = PromptTexts(VOCAB, SIZE)
-    found = replay_physical(log, bench.engine, texts, inputs=inputs)
+    found = replay_physical(log, bench.engine, PromptTexts(VOCAB, SIZE), inputs=inputs)
     assert (len(found.steps), found.drift, found.free_blocks_differ) == (len(log.steps), 0, 0)
     assert found.steps["moved"].sum() > 10
-    for request in log.requests:
-        prompt = texts.tokens(request.id, request.prompt_tokens, request.prefix)
-        told = found.tokens[request.id]
-        expected, margins = bench.undisturbed(request.id, prompt, request.output_tokens)
-        tie = next((i for i, margin in enumerate(margins) if margin < TIE), len(margins))
-        assert told[:tie] == expected[:tie] and len(told) == request.output_tokens
+    told_as_alone(bench, log.requests, found.tokens)
 
 
 def broken(bench: Bench) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.examples import AS_WRITTEN, examples
 from tests.live.paper_engine import on_paper
 from tests.live.pressure import BLOCK, Pressure, as_large_as, logged, pressed, settings_of
-from tests.live.test_twin import TIE, Bench
+from tests.live.test_twin import Bench, told_as_alone
 from tests.parameters import SOME_POLICIES, in_turn, mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
@@ -57,18 +57,11 @@ class References:
 
     def __init__(self, engine: VllmEngine) -> None:
         self.engine = engine
-        self._of_workload = cache(lambda seed, requests: (Bench(engine, {}), texts()))
+        self._of_workload = cache(lambda seed, requests: Bench(engine, {}))
 
     def check(self, log: DecisionLog, tokens: dict[str, list[int]], seed: int, size: int) -> None:
-        bench, drawn = self._of_workload(seed, size)
         with as_large_as(self.engine, self.engine.settings):
-            for request in log.requests:
-                prompt = drawn.tokens(request.id, request.prompt_tokens, request.prefix)
-                whole, margins = bench.undisturbed(request.id, prompt, request.output_tokens)
-                told = tokens[request.id]
-                assert len(told) == len(whole) == request.output_tokens
-                tie = next((i for i, margin in enumerate(margins) if margin < TIE), len(margins))
-                assert told[:tie] == whole[:tie], f"{request.id} was told something else"
+            told_as_alone(self._of_workload(seed, size), log.requests, tokens)
 
 
 def texts() -> PromptTexts:
@@ -78,13 +71,12 @@ def texts() -> PromptTexts:
 @pytest.fixture(scope="module")
 def references(vllm, tmp_path_factory) -> Iterator[References]:
     model = write_model(tmp_path_factory.mktemp("tiny_llama"))
-    engine = VllmEngine(
-        LiveSettings(model, 2000, BLOCK, 64, 2400, 240, prefix_caching=True, swap_blocks=1000)
-    )
-    try:
+    with contextlib.closing(
+        VllmEngine(
+            LiveSettings(model, 2000, BLOCK, 64, 2400, 240, prefix_caching=True, swap_blocks=1000)
+        )
+    ) as engine:
         yield References(engine)
-    finally:
-        engine.close()
 
 
 @pytest.mark.parametrize("policy", mostly_nightly(POLICIES, *IN_CI))

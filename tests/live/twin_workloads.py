@@ -11,7 +11,7 @@ from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestClass
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
-from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.traces.apps.classes import Sample
 from twinserve.traces.apps.generate import applications
 from twinserve.traces.generators.longdoc import DocumentShape, longdoc
@@ -21,6 +21,18 @@ from twinserve.traces.workload import Workload
 
 BLOCK = 32
 LONGEST = 180  # tokens of a request
+# Of requests that come faster than the tiny model serves them.
+CROWDED = {
+    "async_scheduling": False,
+    "host_time": "none",
+    "trace": "poisson",
+    "rate": 300.0,
+    "requests": 24,
+    "cap_length": LONGEST,
+    "block_tokens": BLOCK,
+    "max_num_seqs": 12,
+    "max_num_batched_tokens": 192,
+}
 
 GRAPHS = ("KBQAV", "CC", "EV", "FV", "EV")  # two to five stages each
 # Four documents of two or three blocks, and one to five questions on each.
@@ -57,6 +69,15 @@ def documents() -> Workload:
 def _with_objectives(workload: Workload) -> Workload:
     objective = np.where(workload.service_class == RequestClass.REAL_TIME, 0.02, np.nan)
     return replace(workload, slo_ttft_s=objective, slo_tpot_s=objective)
+
+
+def in_turn_inputs(policy: str, every: int, **settings) -> Inputs:
+    """Of CROWDED and `settings`; the last request of every `every` is best-effort."""
+    inputs = resolve(SimulationConfig(**{**CROWDED, "policy": (policy,), **settings}))
+    last = np.arange(len(inputs.workload)) % every == every - 1
+    classes = np.where(last, RequestClass.BEST_EFFORT, RequestClass.REAL_TIME)
+    service_class = classes.astype(inputs.workload.service_class.dtype)
+    return replace(inputs, workload=replace(inputs.workload, service_class=service_class))
 
 
 WORKLOADS = {"graphs": graphs, "documents": documents}
