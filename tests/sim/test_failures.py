@@ -192,42 +192,6 @@ def one_request(action: str, *faults: Fault, detection: float = 0.0) -> Failing:
     return run_of(Schedule(faults), workload, **settings, async_scheduling=False)
 
 
-def crash_of_the_only_request(action: str, detection: float = 0.0) -> tuple[float, float, Failing]:
-    """Halfway. When it would have ended, when it lost its replica, and the run."""
-    whole = float(one_request("migrate").rows().requests["ended_s"][0])
-    crash = Fault(Kind.CRASH, 0, whole / 2)
-    return whole, whole / 2, one_request(action, crash, detection=detection)
-
-
-def test_an_error_ends_the_request_when_the_failure_is_noticed():
-    _, at_s, run = crash_of_the_only_request("error", 0.5)
-    (request,) = run.fleet.requests
-    assert request.end is End.FAILED and request.ended_s == at_s + 0.5
-    assert 0 < request.emitted_tokens < 80
-    assert run.rows().failures[["requests", "failed", "seen_s"]].values.tolist() == [
-        [1, 1, at_s + 0.5]
-    ]
-
-
-def test_a_retry_begins_anew_and_throws_away_what_its_client_had():
-    whole, at_s, run = crash_of_the_only_request("retry", 0.5)
-    (request,), requests = run.fleet.requests, run.rows().requests
-    assert request.end is End.COMPLETED and request.emitted_tokens == 80
-    assert 0 < request.discarded_tokens < 80 == requests["output_tokens"][0]
-    assert requests["first_token_s"][0] > at_s + 0.5  # of the answer that the client keeps
-    assert request.ended_s == pytest.approx(at_s + 0.5 + whole)
-
-
-def test_a_migrated_request_goes_on_from_the_tokens_that_its_client_has():
-    whole, at_s, run = crash_of_the_only_request("migrate", 0.5)
-    (request,), rows = run.fleet.requests, run.rows()
-    assert request.end is End.COMPLETED and not request.discarded_tokens
-    assert rows.requests["first_token_s"][0] < at_s
-    assert rows.placements["output_tokens"].sum() == request.emitted_tokens == 80
-    assert at_s + 0.5 < request.ended_s < at_s + 0.5 + whole
-    assert rows.failures["lost_kv_tokens"][0] >= 50
-
-
 def test_until_a_failure_is_noticed_the_router_sends_requests_there():
     settings = {"replicas": 2, "router": "round-robin", "on_failure": "migrate", "detection": 1.0}
     workload = Workload.build([1.0, 1.1, 1.2, 1.3], [10] * 4, [5] * 4)
@@ -246,14 +210,6 @@ def test_an_application_fails_once_with_those_on_the_dead_and_those_sent_there(s
     run = run_of(Schedule((Fault(Kind.CRASH, 0, 0.1),)), workload, **settings)
     assert [(r.end, r.ended_s) for r in run.fleet.requests] == [(End.FAILED, 1.1)] * 3
     assert run.rows().failures[["requests", "failed"]].values.tolist() == [[3, 3]]
-
-
-def test_a_slow_replica_takes_so_many_times_as_long():
-    usual = one_request("error").rows().requests["ended_s"][0]
-    slow = one_request("error", Fault(Kind.SLOW, 0, 0.0, factor=3.0)).rows().requests["ended_s"][0]
-    assert slow == pytest.approx(3 * usual)
-    ends = one_request("error", Fault(Kind.SLOW, 0, 0.0, usual, factor=3.0)).rows().requests
-    assert usual < ends["ended_s"][0] < slow
 
 
 def test_a_fleet_in_which_no_replica_is_up_has_not_recovered():

@@ -99,20 +99,24 @@ def crash(replica, at_s, until_s=math.inf):
 def test_a_crash_ends_a_request_between_two_tokens():
     rows = run_of([(0.5, 8, 10)], [crash(0, 4.0)], on_failure="error")
     assert stays(rows) == [(0, 0.5, 0.5, 4.0, 3, "failed")] and tokens(rows) == [(1.5, 3.5)]
+    rows = run_of([(0.5, 8, 10)], [crash(0, 4.0)], on_failure="error", detection=0.5)
+    assert stays(rows) == [(0, 0.5, 0.5, 4.0, 3, "moved")] and tokens(rows) == [(1.5, 3.5)]
+    assert stamps(rows.requests, "outcome", "ended_s") == [("failed", 4.5)]
+    assert stamps(rows.failures, "requests", "failed", "seen_s") == [(1, 1, 4.5)]
 
 
 def test_a_retry_begins_anew_when_the_router_knows():
     """Three tokens are thrown away. The prompt is computed in 6 to 7 s."""
     rows = run_of([(0.5, 8, 5)], [crash(0, 4.0)], on_failure="retry", detection=2.0)
     assert stays(rows) == [(0, 0.5, 0.5, 4.0, 3, "moved"), (1, 6.0, 6.0, 11.0, 5, "completed")]
-    assert tokens(rows) == [(7.0, 11.0)]
+    assert tokens(rows) == [(7.0, 11.0)] and rows.requests["discarded_tokens"].tolist() == [3]
 
 
 def test_a_migration_goes_on_with_the_tokens_that_the_client_has():
     """Prompt and three tokens are computed in one step, which gives the fourth."""
     rows = run_of([(0.5, 8, 5)], [crash(0, 4.0)], on_failure="migrate", detection=2.0)
     assert stays(rows) == [(0, 0.5, 0.5, 4.0, 3, "moved"), (1, 6.0, 6.0, 8.0, 2, "completed")]
-    assert tokens(rows) == [(1.5, 8.0)]
+    assert tokens(rows) == [(1.5, 8.0)] and rows.failures["lost_kv_tokens"].tolist() == [10]
 
 
 def test_clients_give_up_before_and_after_the_router_knows():
