@@ -31,34 +31,17 @@ LEFT_OUT = pytest.StashKey[set[str]]()
 # A worker has a file to itself (--dist loadfile): what takes over a minute begins first, longest
 # first, so that no worker has one of these alone at the end.
 LONGEST = (
-    "golden/test_golden.py",
-    "notebooks/test_notebooks.py",
-    "test_users.py",
-    "live/test_serving_http.py",
-    "live/test_route_live.py",
-    "live/test_twin_layers.py",
-    "live/test_disturbed_live.py",
-    "test_readme.py",
-    "sim/test_physics.py",
-    "experiments/test_campaign_engine.py",
-    "live/test_route_events_live.py",
-    "live/test_serving_clients_http.py",
-    "sim/test_fleet_conservation.py",
-    "fuzz/test_fuzz.py",
-    "test_tutorial.py",
-    "sim/test_sweep_killed.py",
-    "test_guide.py",
-    "identity/test_identity.py",
-    "experiments/test_systems.py",
-    "sim/test_saturation.py",
-    "live/test_drafts_live.py",
-    "live/test_front_end_live.py",
-    "policies/test_policies_on_ledgers.py",
-    "sim/test_serving_fit.py",
-    "experiments/test_matrices.py",
-    "sim/test_report_browser.py",
+    "golden/test_golden.py", "notebooks/test_notebooks.py", "test_users.py",
+    "live/test_serving_http.py", "live/test_route_live.py", "live/test_twin_layers.py",
+    "live/test_disturbed_live.py", "test_readme.py", "sim/test_physics.py",
+    "experiments/test_campaign_engine.py", "live/test_route_events_live.py",
+    "live/test_serving_clients_http.py", "sim/test_fleet_conservation.py", "fuzz/test_fuzz.py",
+    "test_tutorial.py", "sim/test_sweep_killed.py", "test_guide.py", "identity/test_identity.py",
+    "experiments/test_systems.py", "sim/test_saturation.py", "live/test_drafts_live.py",
+    "live/test_front_end_live.py", "policies/test_policies_on_ledgers.py",
+    "sim/test_serving_fit.py", "experiments/test_matrices.py", "sim/test_report_browser.py",
     "sim/test_api.py",
-)
+)  # fmt: skip
 
 
 def _look_at_each_command_once() -> None:

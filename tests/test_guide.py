@@ -230,15 +230,9 @@ def test_a_config_of_a_run_gives_the_same_run(installed, tmp_path):
 def test_a_process_of_its_own_finds_it(site, tmp_path):
     """Nothing but the path is told to it."""
     command = [
-        sys.executable,
-        "-m",
-        "twinserve.sim.cli.main",
-        "simulate",
-        "-p",
-        "deadline:kv=headroom",
-        "-t",
-        "poisson",
-    ]
+        sys.executable, "-m", "twinserve.sim.cli.main", "simulate", "-p", "deadline:kv=headroom",
+        "-t", "poisson",
+    ]  # fmt: skip
     done = subprocess.run(
         [*command, "--requests", "20", "--rate", "5", "--json"],
         env={**os.environ, "PYTHONPATH": str(site)},
@@ -255,15 +249,9 @@ def test_a_process_of_its_own_finds_it(site, tmp_path):
 def test_pip_leaves_what_the_fixture_does(package, site, tmp_path):
     target = tmp_path / "site"
     command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
+        sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation",
         "--no-index",
-    ]
+    ]  # fmt: skip
     done = subprocess.run(
         [*command, "--target", str(target), str(package)],
         capture_output=True,

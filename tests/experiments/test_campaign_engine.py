@@ -20,16 +20,9 @@ from twinserve.profiles.measured.samples import read_samples
 
 def _command(out: Path, *arguments: str) -> list[str]:
     return [
-        sys.executable,
-        "-m",
-        "twinserve.experiments.campaign",
-        *arguments,
-        "--out",
-        str(out),
-        "--model",
-        "tiny",
-        "--eager",
-    ]
+        sys.executable, "-m", "twinserve.experiments.campaign", *arguments, "--out", str(out),
+        "--model", "tiny", "--eager",
+    ]  # fmt: skip
 
 
 @pytest.mark.live

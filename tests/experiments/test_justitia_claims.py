@@ -124,18 +124,12 @@ def test_the_elephants_growth_is_paired_by_seed():
     counts = {0: [100.0, 150.0], 1: [300.0, 450.0]}
     frame = pd.DataFrame(
         {
-            "crowd": "x",
-            "mice": m,
-            "seed": seed,
-            "policy": "srjf",
-            "elephant_s": s,
-            "mice_s": 1.0,
-            "gps_s": 1.0,
-            "bound_s": 1.0,
+            "crowd": "x", "mice": m, "seed": seed, "policy": "srjf", "elephant_s": s, "mice_s": 1.0,
+            "gps_s": 1.0, "bound_s": 1.0,
         }
         for seed, values in counts.items()
         for m, s in zip((0, 6), values, strict=True)
-    )
+    )  # fmt: skip
     found = tables.ELEPHANTS(tables.named(frame)).set_index("mice")
     assert (
         np.isnan(found.grown[0])

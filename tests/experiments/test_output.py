@@ -104,13 +104,8 @@ def test_verdicts(ours, half, paper, neutral, verdict):
 EFFECT = st.floats(-2, 2).map(lambda x: round(x, 3))
 HALF = st.floats(0, 1).map(lambda x: round(x, 3))
 RANKS = {
-    "agrees": 0,
-    "near": 1,
-    "direction only": 2,
-    "no effect": 3,
-    "not significant": 3,
-    "differs": 4,
-}
+    "agrees": 0, "near": 1, "direction only": 2, "no effect": 3, "not significant": 3, "differs": 4,
+}  # fmt: skip
 
 
 @given(EFFECT, HALF, EFFECT.filter(bool))
@@ -153,16 +148,10 @@ def test_the_unit_of_an_effect_does_not_matter(half, paper, factor):
 
 def test_a_direction_agrees_only_where_the_interval_is_on_its_side():
     said = {
-        (0.2, 0.1): "agrees",
-        (0.1, 0.1): "not significant",
-        (-0.1, 0.2): "not significant",
-        (-0.2, 0.1): "differs",
-        (0.04, 0.01): "no effect",
-        (-0.04, 0.01): "no effect",
-        (0.0, 0.0): "no effect",
-        (0.2, np.nan): "not significant",
-        (np.nan, np.nan): "differs",
-    }
+        (0.2, 0.1): "agrees", (0.1, 0.1): "not significant", (-0.1, 0.2): "not significant",
+        (-0.2, 0.1): "differs", (0.04, 0.01): "no effect", (-0.04, 0.01): "no effect",
+        (0.0, 0.0): "no effect", (0.2, np.nan): "not significant", (np.nan, np.nan): "differs",
+    }  # fmt: skip
     assert {case: judge_direction(*case) for case in said} == said
     assert judge_direction(4.0, 1.0, whole=100.0) == "no effect"
     assert judge_direction(4.0, 1.0, whole=10.0) == "agrees"

@@ -113,17 +113,8 @@ READS: tuple[tuple[str, str], ...] = (
 )
 DAMAGES = (b"\0", b"\xff\xfe", b"[" * 3000, b'{"a":' * 3000, b"NaN", b"1e400", b"-1", b'"', b"\n")
 _LINES = (
-    b"null",
-    b"9" * 400,
-    b",",
-    b"}",
-    b"\\ud800",
-    b"true",
-    b"\r",
-    b"[]",
-    b"0.5",
-    b"\xf0\x9f\x98\x80",
-)
+    b"null", b"9" * 400, b",", b"}", b"\\ud800", b"true", b"\r", b"[]", b"0.5", b"\xf0\x9f\x98\x80",
+)  # fmt: skip
 
 
 @dataclass

@@ -12,21 +12,12 @@ from tests.identity.protocol import EngineSettings
 from tests.identity.release import batches_under_way, seats, with_fields
 
 TINY_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 1024,
-    "max_position_embeddings": 1 << 20,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 1024,
+    "max_position_embeddings": 1 << 20, "rms_norm_eps": 1e-5, "torch_dtype": "float32",
+    "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 @functools.cache

@@ -48,14 +48,9 @@ def run_regime(name: str, steps: int) -> dict:
             break
     counted = dataclasses.asdict(total.counters) | dataclasses.asdict(drafts)
     return {
-        "regime": name,
-        "runs": number + 1,
-        "requests": total.requests,
-        "steps": total.steps,
-        "mismatches": total.mismatches,
-        "first_mismatch": total.first_mismatch,
-        "counters": counted,
-    }
+        "regime": name, "runs": number + 1, "requests": total.requests, "steps": total.steps,
+        "mismatches": total.mismatches, "first_mismatch": total.first_mismatch, "counters": counted,
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -177,14 +177,9 @@ class LeasingReal(RemoteReal):
 def _asking_for(name: str):
     """What a decode engine knows of a request whose prompt was computed elsewhere."""
     params = {
-        "do_remote_prefill": True,
-        "tp_size": 1,
-        "remote_engine_id": "p",
-        "remote_request_id": name,
-        "remote_host": "p",
-        "remote_port": 1,
-        "remote_block_ids": ((1,),),
-    }
+        "do_remote_prefill": True, "tp_size": 1, "remote_engine_id": "p", "remote_request_id": name,
+        "remote_host": "p", "remote_port": 1, "remote_block_ids": ((1,),),
+    }  # fmt: skip
     return SimpleNamespace(request_id=name, kv_transfer_params=params, status=None)
 
 

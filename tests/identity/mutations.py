@@ -100,16 +100,7 @@ def _table() -> dict[str, list[dict]]:
 
 # Every rule whose break the comparison must be shown to see, on either side.
 RULES = (
-    "victim",
-    "resumption order",
-    "no admission after preemption",
-    "waiting order",
-    "token budget",
-    "chunk cap",
-    "admission check",
-    "watermark",
-    "memory accounting",
-    "eviction order",
-    "hit rule",
+    "victim", "resumption order", "no admission after preemption", "waiting order", "token budget",
+    "chunk cap", "admission check", "watermark", "memory accounting", "eviction order", "hit rule",
     "last-token rule",
-)
+)  # fmt: skip

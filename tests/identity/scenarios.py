@@ -144,21 +144,13 @@ def partial_chunks(seed: int, count: int = 420) -> Scenario:
     variant = [
         {"max_num_batched_tokens": 128},
         {"max_num_batched_tokens": 192, "long_prefill_token_threshold": 50},
-        {
-            "max_num_batched_tokens": 96,
-            "long_prefill_token_threshold": 33,
-            "enable_prefix_caching": True,
-        },
+        {"max_num_batched_tokens": 96, "long_prefill_token_threshold": 33,
+         "enable_prefix_caching": True},
         {"max_num_batched_tokens": 2048, "enable_chunked_prefill": False},
         {"max_num_batched_tokens": 160, "long_prefill_token_threshold": 64, "num_blocks": 150},
-        {
-            "max_num_batched_tokens": 224,
-            "long_prefill_token_threshold": 20,
-            "enable_prefix_caching": True,
-            "reserve_full_isl": False,
-            "num_blocks": 170,
-        },
-    ][seed % 6]
+        {"max_num_batched_tokens": 224, "long_prefill_token_threshold": 20,
+         "enable_prefix_caching": True, "reserve_full_isl": False, "num_blocks": 170},
+    ][seed % 6]  # fmt: skip
     settings = EngineSettings(
         **{"num_blocks": 600, "max_num_seqs": 12, "max_model_len": 2048, **variant}
     )

@@ -50,14 +50,9 @@ def recorded(
 ) -> Recorded:
     """Of replicas with these roles; settings: of the run."""
     own = {
-        "num_blocks": 24,
-        "block_tokens": BLOCK,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 128,
-        "prefix_caching": True,
-        "async_scheduling": False,
-        "client_timeout": client_timeout,
-    }
+        "num_blocks": 24, "block_tokens": BLOCK, "max_num_seqs": 8, "max_num_batched_tokens": 128,
+        "prefix_caching": True, "async_scheduling": False, "client_timeout": client_timeout,
+    }  # fmt: skip
     config = SimulationConfig(policy=("vllm",), **own | settings)
     hardware = resolve_hardware(config)
     transfer = hand_over(lease_s=lease_s, recompute=recompute)

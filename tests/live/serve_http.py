@@ -99,16 +99,8 @@ class Server(ServerProcess):
         """`vllm bench serve` against it; its result file."""
         out = self.log.parent / "bench.json"
         command = [
-            *VLLM,
-            "bench",
-            "serve",
-            "--backend",
-            "openai",
-            "--base-url",
-            self.url,
-            "--model",
-            NAME,
-        ]
+            *VLLM, "bench", "serve", "--backend", "openai", "--base-url", self.url, "--model", NAME,
+        ]  # fmt: skip
         command += [
             "--tokenizer",
             str(self.model),

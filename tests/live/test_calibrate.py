@@ -130,15 +130,8 @@ def test_every_kind_was_measured_in_shuffled_rounds(measurement):
     )
     steps = [s for s in measurement.steps if s.kind != "traffic"]
     assert {s.kind for s in steps} == {
-        "decode",
-        "prefill",
-        "prefills",
-        "chunk",
-        "mixed",
-        "skewed",
-        "check",
-        "leaving",
-    }
+        "decode", "prefill", "prefills", "chunk", "mixed", "skewed", "check", "leaving",
+    }  # fmt: skip
     orders = [list(dict.fromkeys(s.point for s in steps if s.round == r)) for r in (0, 1)]
     assert (
         set(orders[0]) == set(orders[1])

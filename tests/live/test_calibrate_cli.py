@@ -16,16 +16,10 @@ from twinserve.sim.results.files import ResultsError
 from twinserve.sim.setup.config import SettingsError
 
 CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 256,
-    "vocab_size": 512,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "float32",
-}
+    "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 256, "vocab_size": 512,
+    "max_position_embeddings": 4096, "torch_dtype": "float32",
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -19,14 +19,9 @@ pytestmark = pytest.mark.live
 
 SEED = 3
 FLAGS = {
-    "num-prompts": 12,
-    "request-rate": 100,
-    "burstiness": 0.5,
-    "random-input-len": 40,
-    "random-output-len": 6,
-    "random-range-ratio": 0.5,
-    "random-prefix-len": 32,
-}
+    "num-prompts": 12, "request-rate": 100, "burstiness": 0.5, "random-input-len": 40,
+    "random-output-len": 6, "random-range-ratio": 0.5, "random-prefix-len": 32,
+}  # fmt: skip
 STATED = "vllm:" + ",".join(f"{name}={value}" for name, value in FLAGS.items())
 
 

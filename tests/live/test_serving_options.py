@@ -115,15 +115,10 @@ def test_keys_that_vllm_puts_there_are_its_own():
 def test_attributes_are_read():
     read = read_attributes(
         {
-            "class": "be",
-            "priority": -3,
-            "slo_ttft_s": 1,
-            "slo_tpot_s": 0.2,
-            "app": "agent",
-            "stage": 2,
-            "top_n_sigma": 1.0,
+            "class": "be", "priority": -3, "slo_ttft_s": 1, "slo_tpot_s": 0.2, "app": "agent",
+            "stage": 2, "top_n_sigma": 1.0,
         }
-    )
+    )  # fmt: skip
     assert (read.service_class, read.priority, read.slo_ttft_s, read.slo_tpot_s) == (
         RequestClass.BEST_EFFORT,
         -3,

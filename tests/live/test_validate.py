@@ -51,40 +51,19 @@ def test_traffic_was_measured(profile):
 @pytest.mark.parametrize(("rate", "requests"), [(8, 25), (300, 60)], ids=["below", "past"])
 def test_simulated_and_live_are_laid_side_by_side(profile, tmp_path, rate, requests):
     arguments = [
-        "validate",
-        "--profile",
-        str(profile),
-        "-p",
-        "vllm",
-        "-p",
-        "bros",
-        "-t",
-        "poisson",
-        "--rate",
-        str(rate),
-    ]
+        "validate", "--profile", str(profile), "-p", "vllm", "-p", "bros", "-t", "poisson",
+        "--rate", str(rate),
+    ]  # fmt: skip
     arguments += [
-        "--requests",
-        str(requests),
-        "--cap-length",
-        "250",
-        *SIZES,
-        "--slo",
-        "ttft=0.2,tpot=0.05",
-    ]
+        "--requests", str(requests), "--cap-length", "250", *SIZES, "--slo", "ttft=0.2,tpot=0.05",
+    ]  # fmt: skip
     with pytest.raises(SystemExit) as end:
         main(
             [
-                *arguments,
-                "--repeats",
-                "2",
-                "--pace",
-                "measured",
-                "--out",
-                str(tmp_path / "v"),
+                *arguments, "--repeats", "2", "--pace", "measured", "--out", str(tmp_path / "v"),
                 "--quiet",
             ]
-        )
+        )  # fmt: skip
     assert not end.value.code
     found = json.loads((tmp_path / "v" / "validation.json").read_text())
     found = {policy["policy"]: policy for policy in found["policies"]}
@@ -94,13 +73,8 @@ def test_simulated_and_live_are_laid_side_by_side(profile, tmp_path, rate, reque
         assert policy["locked"]["steps"] > 100 and policy["locked"]["repeat_error_pct"] > 0
         rows = {(row["metric"], row["statistic"]): row for row in policy["metrics"]}
         assert {m for m, _ in rows} == {
-            "ttft",
-            "tpot",
-            "itl",
-            "e2el",
-            "request_throughput",
-            "output_throughput",
-        }
+            "ttft", "tpot", "itl", "e2el", "request_throughput", "output_throughput",
+        }  # fmt: skip
         # a busy machine makes live steps longer, or those that the profile was calibrated with:
         # several times, not by an order
         predicted = 1 + policy["locked"]["total_error_pct"] / 100

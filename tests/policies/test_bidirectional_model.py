@@ -321,16 +321,8 @@ class World:
 
 
 OFTEN = [
-    "admit",
-    "grow",
-    "grow",
-    "grow_each",
-    "grow_rows",
-    "grow_all",
-    "step",
-    "step",
-    "run_of_steps",
-]
+    "admit", "grow", "grow", "grow_each", "grow_rows", "grow_all", "step", "step", "run_of_steps",
+]  # fmt: skip
 SELDOM = ["swap_out", "swap_in", "free", "withdraw", "tries", "room_tokens"]
 
 

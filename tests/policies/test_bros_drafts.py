@@ -161,20 +161,11 @@ def test_the_last_token_of_the_longest_request_is_not_drafted():
 
 # -- whole runs ------------------------------------------------------------------------------------
 RUN = {
-    "trace": "poisson",
-    "rate": 60.0,
-    "requests": 40,
-    "cap_length": 150,
-    "pool": 12,
-    "slo": "ttft=0.05,tpot=0.012",
-    "profile": "llama-3.1-8b@h100",
-    "step_times": "roofline",
-    "async_scheduling": False,
-    "num_blocks": 90,
-    "max_num_seqs": 24,
-    "max_num_batched_tokens": 256,
+    "trace": "poisson", "rate": 60.0, "requests": 40, "cap_length": 150, "pool": 12,
+    "slo": "ttft=0.05,tpot=0.012", "profile": "llama-3.1-8b@h100", "step_times": "roofline",
+    "async_scheduling": False, "num_blocks": 90, "max_num_seqs": 24, "max_num_batched_tokens": 256,
     "host_time": "none",
-}
+}  # fmt: skip
 
 
 def simulation(options: str = "", **settings) -> Simulation:

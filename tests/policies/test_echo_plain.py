@@ -19,15 +19,10 @@ from twinserve.policies.base import EngineLimits
 from twinserve.policies.echo.plain import PlainPlans
 
 POLICIES = (
-    "echo",
-    "echo:slo=gap",
-    "echo-bs-e-s",
-    "echo:kv=paged",
-    "echo:length_buckets=false,b_decode=0.3",
-    "echo:patience_s=0.05",
-    "echo:slo_aware=false,benefit=offline",
-    "echo:sample_s=0.01,history_s=0.2",
-)
+    "echo", "echo:slo=gap", "echo-bs-e-s", "echo:kv=paged",
+    "echo:length_buckets=false,b_decode=0.3", "echo:patience_s=0.05",
+    "echo:slo_aware=false,benefit=offline", "echo:sample_s=0.01,history_s=0.2",
+)  # fmt: skip
 MODELS = (
     Affine(base=0.006, prefill=2e-4, decode=5e-4, context=1e-5),
     Affine(base=0.01, prefill=7e-4, decode=5e-4, context=2e-6),  # TPOT leaves time for a few tokens

@@ -61,24 +61,15 @@ operations = st.lists(
     st.tuples(
         st.sampled_from(
             [
-                "admit",
-                "admit_layers",
-                "grow",
-                "free",
-                "offload",
-                "offload_now",
-                "onload",
-                "stream",
-                "swap",
-                "step",
-                "compute",
+                "admit", "admit_layers", "grow", "free", "offload", "offload_now", "onload",
+                "stream", "swap", "step", "compute",
             ]
         ),
         st.integers(0, ROWS - 1),
         st.integers(0, 30),
     ),
     max_size=40,
-)
+)  # fmt: skip
 
 
 def apply(ledger: LayerwiseLedger, name: str, row: int, n: int) -> None:

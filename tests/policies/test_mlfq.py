@@ -33,14 +33,8 @@ def rows(*numbers: int) -> np.ndarray:
 def test_a_request_joins_the_first_queue_that_covers_its_first_iteration():
     some = queues()
     assert [some.joined(s) for s in (0.1, 1.0, 1.001, 2.0, 3.0, 4.0, 100.0)] == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-        2,
-    ]
+        0, 0, 1, 1, 2, 2, 2,
+    ]  # fmt: skip
 
 
 def test_quanta_run_down_in_the_batch_and_an_iteration_is_charged_to_all_its_queues():

@@ -26,25 +26,14 @@ from twinserve.sim.setup.run import simulate
 
 # enough to fill the memory, best-effort requests beside it
 TRAFFIC = {
-    "trace": "poisson",
-    "rate": 40.0,
-    "requests": 24,
-    "cap_length": 200,
-    "num_blocks": 90,
-    "max_num_seqs": 8,
-    "pool": 2,
-    "offline": True,
-}
+    "trace": "poisson", "rate": 40.0, "requests": 24, "cap_length": 200, "num_blocks": 90,
+    "max_num_seqs": 8, "pool": 2, "offline": True,
+}  # fmt: skip
 ESTIMATES = {
-    "echo": True,
-    "echo-bs": False,
-    "echo-bs:slo_aware=true": True,
-    "echo:slo_aware=false,kv_aware=false": False,
-    "layerkv": True,
-    "layerkv:slo_aware=false,layer_wise=false": False,
-    "vllm": False,
-    "bros": True,
-}
+    "echo": True, "echo-bs": False, "echo-bs:slo_aware=true": True,
+    "echo:slo_aware=false,kv_aware=false": False, "layerkv": True,
+    "layerkv:slo_aware=false,layer_wise=false": False, "vllm": False, "bros": True,
+}  # fmt: skip
 
 
 def test_every_name_leads_to_a_class_that_bears_it():

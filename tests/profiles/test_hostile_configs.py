@@ -13,14 +13,9 @@ from twinserve.profiles.specs import ProfileError
 
 QWEN2 = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 QWEN3_MOE = {
-    **LLAMA,
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "head_dim": 128,
-    "moe_intermediate_size": 768,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-}
+    **LLAMA, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 128,
+    "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+}  # fmt: skip
 
 
 def _quantised(**given):

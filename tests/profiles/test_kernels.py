@@ -19,18 +19,11 @@ from twinserve.profiles.gpus import GPUS
 from twinserve.profiles.profile import derive_profile, load_profile
 
 NAMES = (
-    "qwen3-30b-a3b@h100",
-    "mixtral-8x7b@a100:tp2",
-    "gpt-oss-120b@b200",
-    "gpt-oss-20b@l4",
-    "llama-3.1-70b-fp8@h200:tp2",
-    "llama-3.1-70b-nvfp4@b200",
-    "llama-3.1-8b-awq@rtx4090",
-    "llama-3.1-8b-int8@l40s",
-    "minimax-m2.5-fp8@h200:tp4:ep",
-    "deepseek-v3@h200:tp8:ep",
+    "qwen3-30b-a3b@h100", "mixtral-8x7b@a100:tp2", "gpt-oss-120b@b200", "gpt-oss-20b@l4",
+    "llama-3.1-70b-fp8@h200:tp2", "llama-3.1-70b-nvfp4@b200", "llama-3.1-8b-awq@rtx4090",
+    "llama-3.1-8b-int8@l40s", "minimax-m2.5-fp8@h200:tp4:ep", "deepseek-v3@h200:tp8:ep",
     "qwen3-30b-a3b@rtxpro6000:dp2:ep",
-)
+)  # fmt: skip
 
 
 def derived(name):

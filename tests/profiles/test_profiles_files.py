@@ -31,17 +31,11 @@ def test_kv_bytes():
 
 def _config(**changes):
     config = {
-        "model_type": "qwen2",
-        "hidden_size": 5120,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "intermediate_size": 13824,
-        "vocab_size": 152064,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": False,
+        "model_type": "qwen2", "hidden_size": 5120, "num_hidden_layers": 48,
+        "num_attention_heads": 40, "num_key_value_heads": 8, "intermediate_size": 13824,
+        "vocab_size": 152064, "max_position_embeddings": 131072, "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
-    }
+    }  # fmt: skip
     return {k: v for k, v in {**config, **changes}.items() if v is not None}
 
 

@@ -263,20 +263,12 @@ def _layer_tables(folder: Path, stem: str, tile: int = 1) -> None:
     write("attention", [dict(zip(columns, row, strict=True)) for row in attention])
     skew = [
         {
-            "regime": "",
-            "n": n,
-            "nb": 1,
-            "pc": pc,
-            "kp": 0,
-            "kv_big": 4096,
-            "kv_mean": 1024,
-            "t_mean_us": 0.0,
-            "t_skew_us": 3 * 0.02 * 3072,
-            "alpha": 0.0,
+            "regime": "", "n": n, "nb": 1, "pc": pc, "kp": 0, "kv_big": 4096, "kv_mean": 1024,
+            "t_mean_us": 0.0, "t_skew_us": 3 * 0.02 * 3072, "alpha": 0.0,
         }
         for n in (4, 32, 64)
         for pc in (0, 128)
-    ]
+    ]  # fmt: skip
     write("skew", skew)
 
 

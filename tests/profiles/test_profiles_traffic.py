@@ -128,13 +128,8 @@ def test_churn_comes_back_from_the_file_and_older_files_have_none(tmp_path):
     ]
     table = pq.read_table(tmp_path / "s.parquet")
     churn = [
-        "joined",
-        "swapped_out",
-        "swapped_in",
-        "swapped_out_tokens",
-        "swapped_in_tokens",
-        "changed",
-    ]
+        "joined", "swapped_out", "swapped_in", "swapped_out_tokens", "swapped_in_tokens", "changed",
+    ]  # fmt: skip
     # they have no version either
     old = table.drop_columns(churn).replace_schema_metadata({"twinserve": '{"a": 1}'})
     pq.write_table(old, tmp_path / "old.parquet")

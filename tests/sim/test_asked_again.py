@@ -27,13 +27,8 @@ from twinserve.sim.sweep.executors import local
 # Of each command: options that change nothing of what is asked, and every other one.
 CARRIED_OUT = {"--workers", "--out", "--json", "--quiet", "--overwrite", "--resume", "--help"}
 CARRIED_OUT |= {
-    "--fail-on-miss",
-    "--timeline",
-    "--decisions",
-    "--export",
-    "--bench-json",
-    "--version",
-}
+    "--fail-on-miss", "--timeline", "--decisions", "--export", "--bench-json", "--version",
+}  # fmt: skip
 CARRIED_OUT |= {"--executor", "--plot", "--retry-failed", "--any-version", "--dry-run"}
 STARTING = {
     "--baseline",

@@ -20,18 +20,12 @@ LIMITS = EngineLimits(
     max_num_seqs=4, max_num_batched_tokens=48, max_model_len=LONGEST, kv_bytes_per_token=50_000_000
 )
 OTHERS = (
-    "bros:swap=false",
-    "bros:group_size=3",
-    "bros:chunk=5,replacement=false",
-    "bros:chunk=fit,fit_least=4,fit_age_s=0.05",
-    "preemptive-wait:preemption_mode=swap",
-    "preemptive-wait:newcomers_preempt=false",
-    "round-robin:chunk=3",
-    "vllm:long_prefill_token_threshold=7",
-    "vllm:enable_chunked_prefill=false",
-    "vllm:kv=bidirectional",
-    "vllm-v0:preemption_mode=swap",
-)
+    "bros:swap=false", "bros:group_size=3", "bros:chunk=5,replacement=false",
+    "bros:chunk=fit,fit_least=4,fit_age_s=0.05", "preemptive-wait:preemption_mode=swap",
+    "preemptive-wait:newcomers_preempt=false", "round-robin:chunk=3",
+    "vllm:long_prefill_token_threshold=7", "vllm:enable_chunked_prefill=false",
+    "vllm:kv=bidirectional", "vllm-v0:preemption_mode=swap",
+)  # fmt: skip
 # Steps of hundredths of a second, so that arrivals on a grid of them fall onto ends of steps too.
 MODEL = Affine(base=0.01, prefill=0.0, decode=0.0, context=0.0)
 UNEVEN = Affine(base=0.006, prefill=2e-4, decode=5e-4, context=1e-5)

@@ -25,15 +25,10 @@ from twinserve.sim.setup.offered_load import service_seconds
 from twinserve.sim.setup.run import Simulation, run_simulation
 
 STEADY = {
-    "trace": "poisson",
-    "profile": "llama-3.1-8b@a100-40g",
-    "rate": 14.0,
-    "slo": "ttft=0.4,tpot=0.03",
-    "async_scheduling": False,
-    "replicas": 2,
-    "max_replicas": 6,
+    "trace": "poisson", "profile": "llama-3.1-8b@a100-40g", "rate": 14.0,
+    "slo": "ttft=0.4,tpot=0.03", "async_scheduling": False, "replicas": 2, "max_replicas": 6,
     "start_up": 20.0,
-}
+}  # fmt: skip
 MODEL = resolve_hardware(SimulationConfig(profile=STEADY["profile"])).model
 
 

@@ -102,32 +102,22 @@ WRONG = [
     ("bros vllm", "Unused Tokens"),
     ("-p vllm-v0:max_num_batched_tokens=100", "is below max_num_seqs (1024)"),
     ("-p vllm-v0 --max-num-seqs 999999", "is below max_num_seqs (999999)"),
-    (
-        "-p vllm-v0:max_num_batched_tokens=300 --max-num-seqs 64",
-        "set the option max_num_batched_tokens to 611 or more",
-    ),
-    (
-        "-p vllm -p vllm-v0:max_num_batched_tokens=300 --max-num-seqs 64",
-        "the longest request has 611",
-    ),
-    (
-        "-p vllm:enable_chunked_prefill=false --max-num-batched-tokens 300",
-        "set --max-num-batched-tokens to 611 or more",
-    ),
+    ("-p vllm-v0:max_num_batched_tokens=300 --max-num-seqs 64",
+     "set the option max_num_batched_tokens to 611 or more"),
+    ("-p vllm -p vllm-v0:max_num_batched_tokens=300 --max-num-seqs 64",
+     "the longest request has 611"),
+    ("-p vllm:enable_chunked_prefill=false --max-num-batched-tokens 300",
+     "set --max-num-batched-tokens to 611 or more"),
     ("-p bros:best_effort=false --pool 4", "drop that option, or the best-effort requests"),
     ("-p bros:kv=paged --prefix-caching", "no prefix is looked up by bros:kv=paged"),
     ("--estimator perfect", "no step times are estimated by vllm"),
-    (
-        "-p vllm-v0 -p round-robin -p preemptive-wait --estimator perfect",
-        "no step times are estimated",
-    ),
+    ("-p vllm-v0 -p round-robin -p preemptive-wait --estimator perfect",
+     "no step times are estimated"),
     ("-p mlfq:skip_join=false,queues=4 --estimator perfect", "no step times are estimated by mlfq"),
     ("-p echo-bs --estimator perfect", "no step times are estimated by echo-bs"),
     ("-p echo:slo_aware=false,kv_aware=false --estimator roofline", "no step times are estimated"),
-    (
-        "-p tgi:waiting_served_ratio=inf",
-        "waiting_served_ratio=inf: should be a finite number, at least 0 and at most 1000000",
-    ),
+    ("-p tgi:waiting_served_ratio=inf",
+     "waiting_served_ratio=inf: should be a finite number, at least 0 and at most 1000000"),
     ("--timeline", "--out"),
     ("--decisions --replicas 2 --out x", "writes the plans of one engine; drop --replicas"),
     ("-p vllm -p bros --export x.jsonl", "give one --policy"),
@@ -135,7 +125,7 @@ WRONG = [
     ("--export /dev/null/x.jsonl", "cannot be written"),
     ("--out /", "root folder"),
     ("--nosuch", "Unknown option"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -226,14 +216,8 @@ def test_several_policies_do_not_write_below_a_run(capsys, tmp_path, trace):
 
 def test_a_comparison_is_refused_before_its_first_run(capsys, tmp_path, trace):
     flags = (
-        "-p",
-        "vllm",
-        "-p",
-        "vllm-v0:max_num_batched_tokens=100",
-        "--out",
-        tmp_path / "runs",
-        "-q",
-    )
+        "-p", "vllm", "-p", "vllm-v0:max_num_batched_tokens=100", "--out", tmp_path / "runs", "-q",
+    )  # fmt: skip
     assert run(capsys, simulate_main, "--trace", trace, *flags)[0] == 2
     assert not (tmp_path / "runs").exists()
 

@@ -34,20 +34,10 @@ from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
 
 NAN = float("nan")
 DEFAULTS = {
-    "service_class": "rt",
-    "group": None,
-    "stage": 0,
-    "priority": 0,
-    "replica": 0,
-    "hit_tokens": 0,
-    "recomputes": 0,
-    "swaps": 0,
-    "swapped_tokens": 0,
-    "late_tokens": 0,
-    "slo_ttft_s": NAN,
-    "slo_tpot_s": NAN,
-    "finished": True,
-}
+    "service_class": "rt", "group": None, "stage": 0, "priority": 0, "replica": 0, "hit_tokens": 0,
+    "recomputes": 0, "swaps": 0, "swapped_tokens": 0, "late_tokens": 0, "slo_ttft_s": NAN,
+    "slo_tpot_s": NAN, "finished": True,
+}  # fmt: skip
 
 
 def request(name, arrival, scheduled, first, last, prompt, output, **others) -> dict:

@@ -20,28 +20,13 @@ from twinserve.traces.workload import PrefixBlocks, Workload
 
 LONGEST = 240  # tokens of a request: 60 blocks of four
 POLICIES = (
-    "vllm",
-    "vllm:scheduling=priority",
-    "vllm:long_prefill_token_threshold=3",
-    "vllm:kv=task-aware",
-    "vllm:kv=bidirectional",
-    "sarathi",
-    "sarathi:chunk_size=9",
-    "justitia",
-    "vtc",
-    "parrot",
-    "srjf",
-    "round-robin:chunk=5",
-    "round-robin:chunk=5,batch_size=2",
-    "echo-bs",
-    "echo-bs:threshold=true,sample_s=0.05,history_s=0.5",
-    "conserve",
-    "conserve:checkpoint_blocks=2,preemption_mode=recompute",
-    "conserve:kv=paged",
-    "bros:chunk=5",
-    "bros:chunk=3,kv=paged",
-    "bros:chunk=4,adaptive_batch=false",
-)
+    "vllm", "vllm:scheduling=priority", "vllm:long_prefill_token_threshold=3", "vllm:kv=task-aware",
+    "vllm:kv=bidirectional", "sarathi", "sarathi:chunk_size=9", "justitia", "vtc", "parrot", "srjf",
+    "round-robin:chunk=5", "round-robin:chunk=5,batch_size=2", "echo-bs",
+    "echo-bs:threshold=true,sample_s=0.05,history_s=0.5", "conserve",
+    "conserve:checkpoint_blocks=2,preemption_mode=recompute", "conserve:kv=paged", "bros:chunk=5",
+    "bros:chunk=3,kv=paged", "bros:chunk=4,adaptive_batch=false",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,9 @@ from twinserve.sim.setup.objectives import parse_objectives
 from twinserve.sim.setup.run import simulate
 
 TRAFFIC = {
-    "trace": "poisson",
-    "rate": 40.0,
-    "requests": 30,
-    "cap_length": 200,
-    "num_blocks": 90,
-    "max_num_seqs": 8,
-    "pool": 2,
-}
+    "trace": "poisson", "rate": 40.0, "requests": 30, "cap_length": 200, "num_blocks": 90,
+    "max_num_seqs": 8, "pool": 2,
+}  # fmt: skip
 
 
 def simulated(slo: str | None, policy: str = "bros", **more) -> RunResult:

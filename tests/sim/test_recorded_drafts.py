@@ -24,16 +24,10 @@ from twinserve.sim.twin.live import blank_settings
 from twinserve.sim.twin.replay import _kinds
 
 SETTINGS = {
-    "trace": "poisson",
-    "rate": 300.0,
-    "requests": 24,
-    "cap_length": 180,
-    "num_blocks": 26,
-    "block_tokens": 32,
-    "max_num_seqs": 12,
-    "max_num_batched_tokens": 192,
+    "trace": "poisson", "rate": 300.0, "requests": 24, "cap_length": 180, "num_blocks": 26,
+    "block_tokens": 32, "max_num_seqs": 12, "max_num_batched_tokens": 192,
     "async_scheduling": False,
-}
+}  # fmt: skip
 DRAWN = "k=3,method=ngram,acceptance=0.6"
 DRAFTING = [
     name if policy_class(name).default_kv == "paged" else f"{name}:kv=paged"

@@ -248,14 +248,8 @@ MAY_LOOK_AT_THE_CLOCK = {
     "backends/live/serving/stats.py",
 }
 SEEDED = {
-    "default_rng",
-    "Generator",
-    "SeedSequence",
-    "BitGenerator",
-    "PCG64",
-    "Philox",
-    "RandomState",
-}
+    "default_rng", "Generator", "SeedSequence", "BitGenerator", "PCG64", "Philox", "RandomState",
+}  # fmt: skip
 GENERATORS = {"default_rng", "RandomState", "Random"}
 # What a file may draw on all the same, and why.
 UNSEEDED = {
@@ -362,20 +356,12 @@ def test_decisions_and_hardware_know_no_wall_clock():
 @pytest.mark.parametrize(
     "line",
     [
-        "import random",
-        "from random import choice",
-        "import secrets",
-        "x = np.random.rand(3)",
-        "np.random.seed(0)",
-        "from numpy.random import rand",
-        "from numpy import random",
-        "rng = np.random.default_rng()",
-        "rng = np.random.RandomState()",
-        "random.Random().shuffle(x)",
-        "x = hash('a')",
-        "x = os.urandom(8)",
+        "import random", "from random import choice", "import secrets", "x = np.random.rand(3)",
+        "np.random.seed(0)", "from numpy.random import rand", "from numpy import random",
+        "rng = np.random.default_rng()", "rng = np.random.RandomState()",
+        "random.Random().shuffle(x)", "x = hash('a')", "x = os.urandom(8)",
     ],
-)
+)  # fmt: skip
 def test_what_must_not_be_used_would_be_seen(line):
     assert unseeded(ast.parse(line))
 

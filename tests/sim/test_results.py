@@ -27,15 +27,9 @@ from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
 from twinserve.sim.results.versions import RENAMED
 
 FILES = {
-    "placements.parquet",
-    "replicas.parquet",
-    "run.json",
-    "summary.json",
-    "timing.json",
-    "requests.parquet",
-    "steps.parquet",
-    "gaps.parquet",
-}
+    "placements.parquet", "replicas.parquet", "run.json", "summary.json", "timing.json",
+    "requests.parquet", "steps.parquet", "gaps.parquet",
+}  # fmt: skip
 
 
 def a_run(wall_s: float = 1.5, **options) -> RunResult:

@@ -35,16 +35,10 @@ from twinserve.traces.workload import PrefixBlocks, Workload
 
 STEP = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)
 SMALL = {
-    "trace": "poisson",
-    "rate": 20.0,
-    "requests": 25,
-    "cap_length": 150,
-    "slo": "none",
-    "profile": "llama-3.1-8b@h100",
-    "step_times": "roofline",
-    "offline": True,
+    "trace": "poisson", "rate": 20.0, "requests": 25, "cap_length": 150, "slo": "none",
+    "profile": "llama-3.1-8b@h100", "step_times": "roofline", "offline": True,
     "async_scheduling": True,
-}
+}  # fmt: skip
 TIGHT = {"num_blocks": 40, "max_num_seqs": 12, "max_num_batched_tokens": 64}
 
 

@@ -7,30 +7,17 @@ import json
 def vllm_bench(**changes) -> str:
     return json.dumps(
         {
-            "backend": "openai",
-            "model_id": "m",
-            "num_prompts": 3,
-            "request_rate": 4.0,
-            "burstiness": 1.0,
-            "max_concurrency": None,
-            "duration": 2.0,
-            "completed": 2,
-            "failed": 1,
-            "total_input_tokens": 30,
-            "total_output_tokens": 5,
-            "request_throughput": 1.0,
-            "input_lens": [10, 20, 30],
-            "output_lens": [3, 2, 0],
-            "start_times": [812.5, 813.0, 813.25],
-            "ttfts": [0.2, 0.3, 0.0],
-            "itls": [[0.1, 0.1], [0.05], []],
-            "latencies": [0.4, 0.35, 0.0],
-            "generated_texts": ["abc", "de", ""],
-            "errors": ["", "", "Service Unavailable"],
+            "backend": "openai", "model_id": "m", "num_prompts": 3, "request_rate": 4.0,
+            "burstiness": 1.0, "max_concurrency": None, "duration": 2.0, "completed": 2,
+            "failed": 1, "total_input_tokens": 30, "total_output_tokens": 5,
+            "request_throughput": 1.0, "input_lens": [10, 20, 30], "output_lens": [3, 2, 0],
+            "start_times": [812.5, 813.0, 813.25], "ttfts": [0.2, 0.3, 0.0],
+            "itls": [[0.1, 0.1], [0.05], []], "latencies": [0.4, 0.35, 0.0],
+            "generated_texts": ["abc", "de", ""], "errors": ["", "", "Service Unavailable"],
             "mean_ttft_ms": 250.0,
         }
         | changes
-    )
+    )  # fmt: skip
 
 
 def aiperf() -> str:
