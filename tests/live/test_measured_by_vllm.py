@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import time
 
@@ -93,10 +94,14 @@ def test_a_result_of_vllm_bench_serve_is_read(serve, tmp_path):
 
 
 def test_a_closed_loop_of_vllm_bench_serve_is_a_closed_loop_here(serve, tmp_path):
-    w = read_file(bench(serve, tmp_path, "--max-concurrency", "2"))
+    file = bench(serve, tmp_path, "--max-concurrency", "2")
+    w, told = read_file(file), json.loads(file.read_text())
     assert w.concurrency == 2
-    # when they would have been sent without the limit: 12 requests in 0.12 s
-    assert w.span_s < 0.2
+    # when they would have been sent without the limit; the one that failed is not among them
+    starts = np.array(told["start_times"])
+    sent = np.sort((starts - told["queue_times"])[[not error for error in told["errors"]]])
+    assert np.diff(w.arrival_s) == pytest.approx(np.diff(sent), abs=1e-6)
+    assert w.span_s < np.ptp(starts)
     assert "closed loop" not in " ".join(w.provenance.notices)
 
 

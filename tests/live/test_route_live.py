@@ -53,7 +53,7 @@ class Route:
 
     def metric(self, name: str) -> list[float]:
         """All samples of a metric."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as page:
             lines = page.read().decode().splitlines()
         return [float(line.split()[-1]) for line in lines if re.match(rf"{name}[ {{]", line)]
 
@@ -146,7 +146,7 @@ def test_answers_are_those_of_the_servers(servers):
         for wrong in ({"prompt": "w1", "max_tokens": -1}, {"prompt": "w1", "model": "other"}):
             direct = post(servers[0].url, "/v1/completions", **wrong)
             assert post(route.url, "/v1/completions", **wrong)[0] == direct[0] >= 400
-        with urllib.request.urlopen(f"{route.url}/v1/models", timeout=10) as models:
+        with urllib.request.urlopen(f"{route.url}/v1/models", timeout=60) as models:
             assert json.load(models)["data"][0]["id"] == NAME
         assert sum(route.metric("twinserve_route_picks_total")) == 14
     finally:

@@ -43,7 +43,7 @@ def server(vllm, tmp_path_factory) -> Iterator[Server]:
 
 def requests(server: Server, state: str) -> int:
     """Of vLLM's own count; state: running or waiting."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as answer:
         found = re.search(
             rf"^vllm:num_requests_{state}\{{.*\}} (\S+)$", answer.read().decode(), re.M
         )

@@ -197,10 +197,10 @@ def test_the_layout_is_physical(bench):
     ),
 )
 def test_on_measured_time_and_other_policies(bench, policy):
-    run, watch = physical_run(bench, policy, predicted=False, requests=16)
+    """Which requests share blocks then depends on the machine: the run on predicted times says."""
+    run, _ = physical_run(bench, policy, predicted=False, requests=16)
     run.run()
     same_answers(bench, run)
-    assert watch.counts["shared"] > 0
 
 
 def test_a_locked_replay_makes_the_run_again(bench):

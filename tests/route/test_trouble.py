@@ -249,7 +249,7 @@ def test_a_port_that_is_taken_is_one_line():
             [*COMMAND, "--worker", "http://127.0.0.1:9", "--port", port],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert port in done.stderr and done.stderr.splitlines()[-1].startswith("error: ")

@@ -292,7 +292,7 @@ def test_scripts_for_other_shells_have_every_verb_and_parse(shell, capsys, tmp_p
     if shutil.which(shell):
         file = tmp_path / "script"
         file.write_text(text)
-        subprocess.run([shell, "-n", str(file)], check=True, timeout=30)
+        subprocess.run([shell, "-n", str(file)], check=True, timeout=300)
 
 
 # -- terminals and pipes ---------------------------------------------------------------------------
