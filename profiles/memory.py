@@ -73,7 +73,7 @@ def with_server_flags(
     said = {name: value for name, value in changes.items() if value != getattr(profile, name)}
     if derived and said:
         found = _blocks(profile, new)
-        _check_some(profile, found.blocks)
+        _check_some(profile, found.blocks, f": {found.terms}")
         return _with_blocks(changed, found.blocks, "derived", {}, (found.low, found.high))
     if not said or not (_moves_by_terms(profile) or utilization is not None):
         return changed
@@ -140,12 +140,12 @@ def _of_share(profile: Profile, share: float) -> int:
     return int(gives // (profile.block_bytes * of_stage))
 
 
-def _check_some(profile: Profile, blocks: int) -> None:
+def _check_some(profile: Profile, blocks: int, terms: str = "") -> None:
     if blocks < 1:
         raise ProfileError(
-            f"{profile.name}: these flags of the server leave no KV memory; raise "
-            "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or use "
-            "more ranks"
+            f"{profile.name}: these flags of the server leave no KV memory{terms}; raise "
+            "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, use more "
+            "ranks, or give the blocks of a server that did start (--num-blocks)"
         )
 
 

@@ -278,6 +278,14 @@ class MemoryTerms:
         """vLLM's `Available KV cache memory`."""
         return self.requested - self.weights - self.activation - self.non_torch - self.graphs
 
+    def __str__(self) -> str:
+        left, weights, step = (n / GIB for n in (self.requested, self.weights, self.activation))
+        others = (self.non_torch + self.graphs) / GIB
+        return (
+            f"of {left:.1f} GiB weights take {weights:.1f}, a full step {step:.1f}, "
+            f"CUDA graphs and others {others:.1f}"
+        )
+
 
 @dataclass(frozen=True)
 class KvBlocks:

@@ -55,10 +55,10 @@ def default_utilization(release: Release) -> float:
 
 
 def default_budgets(gpu: GpuSpec, release: Release) -> tuple[int, int]:
-    """Tokens and requests of a step of `vllm serve` without flags: `EngineArgs.get_batch_defaults`.
-    The tier from 160 GiB on is that of 0.32, the only release in whose source it was seen."""
+    """Tokens and requests of a step of `vllm serve` without flags: `EngineArgs.get_batch_defaults`,
+    which has the tier from 160 GiB on since 0.28."""
     gib = gpu.memory_bytes / 2**30
-    if gib >= 160 and release >= LATEST:
+    if gib >= 160 and release >= (0, 28, 0):
         return 16384, 1024
     large = gib >= 70 and (not gpu.name.startswith("a100") or release < (0, 9, 2))
     if large and release >= V1_ENGINE:
@@ -66,15 +66,25 @@ def default_budgets(gpu: GpuSpec, release: Release) -> tuple[int, int]:
     return 2048, 256
 
 
+_V2_FIRST = ("qwen3-", "deepseek-r1-0528-qwen3")  # in 0.22
+_V2_DENSE = (*_V2_FIRST, "llama", "codellama", "yi-", "mistral-")
+_V2_MIXTURES = ("deepseek-v2", "qwen1.5-moe")
+
+
 def uses_v2_runner(llm: ModelSpec, release: Release) -> bool:
     """Whether Model Runner V2 serves the model by default: `VllmConfig.use_v2_model_runner`, whose
-    lists of architectures grew from 0.24 to 0.31."""
-    if release >= (0, 31, 0):
+    lists of architectures are here names of models. Weights of few bits came with 0.24, all dense
+    models with 0.25, all models with 0.29."""
+    if release >= (0, 29, 0):
         return True
-    if llm.experts or release < (0, 24, 0):
+    if llm.experts:
+        return release >= (0, 24, 0) and llm.name.startswith(_V2_MIXTURES)
+    if release >= (0, 25, 0):
+        return True
+    if release < (0, 22, 0) or (release < (0, 24, 0) and llm.weights is not None):
         return False
-    families = ("qwen3-", "llama", "mistral", "codellama")
-    return release >= (0, 25, 0) or llm.name.startswith(families)
+    families = _V2_DENSE if release >= (0, 23, 0) else _V2_FIRST
+    return llm.name.startswith(families) and not llm.name.startswith("qwen3-vl")
 
 
 def sampler_bytes(release: Release, requests: int, v2: bool, value_bytes: float) -> float:

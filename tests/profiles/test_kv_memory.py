@@ -22,6 +22,7 @@ from twinserve.profiles.kv_memory.releases import (
     default_budgets,
     default_utilization,
     parse_release,
+    uses_v2_runner,
 )
 from twinserve.profiles.profile import derive_profile
 from twinserve.profiles.specs import ProfileError
@@ -133,12 +134,25 @@ def test_windows_share_one_pool_of_blocks():
 def test_defaults_go_with_card_and_release():
     assert default_budgets(find_gpu("h100"), (0, 19, 0)) == (8192, 1024)
     assert default_budgets(find_gpu("a100-80g"), (0, 19, 0)) == (2048, 256)
-    assert default_budgets(find_gpu("b200"), LATEST) == (16384, 1024)
+    assert default_budgets(find_gpu("b200"), (0, 28, 0)) == (16384, 1024)
+    assert default_budgets(find_gpu("b200"), (0, 27, 1)) == (8192, 1024)
     assert default_budgets(find_gpu("l40s"), LATEST) == (2048, 256)
     assert (default_utilization((0, 20, 0)), default_utilization((0, 21, 0))) == (0.9, 0.92)
     profile = derive_profile("qwen3-4b", "h100", engine_version="0.19")
     assert profile.gpu_memory_utilization == 0.9 and profile.max_num_seqs == 1024
     assert derive_profile("qwen3-4b", "h100").gpu_memory_utilization == 0.92
+
+
+@pytest.mark.parametrize(
+    ("model", "since"),
+    [
+        ("qwen3-8b", 22), ("llama-3.1-8b", 23), ("qwen3-8b-fp8", 24), ("deepseek-v2-lite", 24),
+        ("qwen2.5-7b", 25), ("qwen3-vl-8b", 25), ("qwen3-30b-a3b", 29),
+    ],
+)  # fmt: skip
+def test_the_new_runner_serves_a_model_from_that_release_on(model, since):
+    llm = find_model(model)
+    assert [uses_v2_runner(llm, (0, n, 0)) for n in (since - 1, since, since + 1)] == [0, 1, 1]
 
 
 def test_releases_are_understood_or_refused():

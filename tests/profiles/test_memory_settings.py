@@ -103,7 +103,10 @@ def test_a_longest_request_is_taken_or_refused_as_vllm_does():
         ({"max_model_len": 131073}, "131072 positions of the model"),
         ({"profile": "llama-3.1-8b@rtx4090", "max_model_len": 41409}, "2588 KV blocks of 16 hold"),
         ({"num_blocks": 9, "block_tokens": 128, "max_model_len": 1153}, "9 KV blocks of 128 hold"),
-        ({"gpu_memory_utilization": 0.2}, "leave no KV memory; raise --gpu-memory-utilization"),
+        (
+            {"gpu_memory_utilization": 0.2},
+            "leave no KV memory: of 15.8 GiB weights take 15.0, a full step",
+        ),
         ({"profile": "llama-3.1-8b@rtx4090", "kv_cache_dtype": "fp8"}, "--step-times roofline"),
         ({"kv_from_log": "nowhere.log"}, "nowhere.log: cannot be read"),
         ({"kv_from_log": os.devnull}, "no line 'GPU KV cache size"),
@@ -237,9 +240,9 @@ def test_other_lines_of_a_log_settle_what_they_say(tmp_path):
 
 def test_the_runner_that_a_log_names_is_taken(tmp_path):
     path = tmp_path / "serve.log"
-    path.write_text("vLLM API server version 0.23.0\nUsing V2 Model Runner\n")
+    path.write_text("vLLM API server version 0.22.0\nUsing V2 Model Runner\n")
     version_two = _hardware(kv_from_log=str(path))
-    assert version_two.num_blocks > _hardware(engine_version="0.23").num_blocks
+    assert version_two.num_blocks > _hardware(engine_version="0.22").num_blocks
 
 
 @pytest.mark.parametrize(
