@@ -21,10 +21,10 @@ from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.schemas import OUTCOMES, REQUESTS
-from twinserve.sim.results.steps import GapPool, RecordedGaps, RecordedSteps
+from twinserve.sim.results.steps import GapPool
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 _CLASSES = np.array(["rt", "be"])
 _PACK = 1024  # entries
@@ -44,7 +44,7 @@ class Load:
 
 
 class StepRecorder:
-    """Steps and inter-token gaps of one replica. timed: keep when gaps were, for `gap_frame`."""
+    """Steps and inter-token gaps of one replica. timed: keep when gaps were, for `gap_pools`."""
 
     def __init__(self, replica: int = 0, timed: bool = False) -> None:
         self.replica = replica
@@ -253,15 +253,6 @@ class StepRecorder:
         last = np.array(self._scalars, np.int64).reshape(-1, width)
         columns = np.concatenate([*(values for values, _ in self._packed), last]).T
         return dict(zip(self._STEP_COLUMNS, columns, strict=True))
-
-    def step_frame(self) -> pd.DataFrame:
-        """One row a step, in order; columns as docs/metrics.md lists them."""
-        return RecordedSteps([self]).frame()
-
-    def gap_frame(self, warmup_end_s: float | None = None) -> pd.DataFrame:
-        """Inter-token gaps pooled: service_class, gap_s, count; one row a distinct gap and class.
-        warmup_end_s: as for `gap_pools`."""
-        return RecordedGaps([self.gap_pools(warmup_end_s)]).frame()
 
     def gap_pools(self, warmup_end_s: float | None = None) -> list[GapPool]:
         """Inter-token gaps by class.

@@ -7,21 +7,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from tests.policies.policy_runs import ledger_of
+from tests.policies.policy_runs import ledger_of, run_core
 from twinserve.backends.links import PcieLink
-from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.parts.predictors import Predictor
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import StepTimeModel
-from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
-from twinserve.sim.engine.loop import Engine
-from twinserve.sim.fleet.fleet import Fleet
-from twinserve.sim.fleet.replica import Replica
-from twinserve.sim.fleet.source import RequestSource
-from twinserve.sim.results.recorder import StepRecorder, request_columns
 from twinserve.traces.apps.classes import Sample
 from twinserve.traces.apps.generate import from_samples
 from twinserve.traces.apps.truth import TrueDemand
@@ -95,7 +88,7 @@ def run(
 ):
     """Applications of given stages, to the end. Returns when each application ended (seconds:
     iterations), the requests, the engine. The policy is told the truth; with `demands`, these are
-    what it predicts of applications. watched: called with the engine before it begins."""
+    what it predicts of applications. watched: called with its core before it begins."""
     workload = from_samples(arrivals, samples)
     longest = int((workload.prompt_tokens + workload.output_tokens).max())
     limits = EngineLimits(max_num_seqs=seats, max_num_batched_tokens=100_000, max_model_len=longest)
@@ -107,17 +100,10 @@ def run(
     elif one.predictor is not None:
         one.predictor.truth = TrueDemand(workload)
     core = EngineCore(table, one, ledger)
-    clock, recorder = Clock(), StepRecorder()
-    engine = Engine(
-        clock,
-        core,
-        SimulatedBackend(table, OneSecond(), PcieLink(1e15), limits, fast=fast),
-        recorder,
-    )
     if watched is not None:
-        watched(engine)
-    source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
-    clock.run()
-    requests = request_columns(table, 0, source.group_names).frame()
+        watched(core)
+    _, _, requests, engine = run_core(
+        workload, core, OneSecond(), PcieLink(1e15), limits, fast=fast
+    )
     ends = requests.groupby("group").last_token_s.max()
     return [float(ends[name]) for name in workload.group_names], requests, engine

@@ -4,9 +4,8 @@ each step."""
 from __future__ import annotations
 
 from tests.moves import way
-from tests.policies.policy_runs import Desk
+from tests.policies.policy_runs import MODEL, Desk, run_core, watch
 from twinserve.backends.links import PcieLink, evenly
-from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.policies.kv.paged.ledger import PagedLedger
@@ -15,13 +14,7 @@ from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
-from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
-from twinserve.sim.engine.loop import Engine
-from twinserve.sim.fleet.fleet import Fleet
-from twinserve.sim.fleet.replica import Replica
-from twinserve.sim.fleet.source import RequestSource
-from twinserve.sim.results.recorder import StepRecorder, request_columns
 
 LAYERS = 4
 
@@ -31,9 +24,6 @@ class Truth:
 
     def __init__(self, lengths: dict[str, int]) -> None:
         self.output_tokens = lengths.get
-
-
-MODEL = BrosLinearModel(PhaseCost(2e-4, 1e-8, 1e-3), PhaseCost(5e-5, 3e-7, 2e-3))
 
 
 # A prompt takes 1 s a token, a decode step 1 s, a layer of four a quarter of a second a token on
@@ -96,11 +86,12 @@ def simulate(
     fast: bool = True,
     check: bool = False,
     asynchronous: bool = False,
-    watch=None,
+    seen=None,
     allreduces=None,
 ):
-    """Run to the end. Returns steps, gaps and requests as frames, and the engine. watch(plan, core)
-    sees every plan. allreduces: seconds of a step's all-reduces on the link, by its composition."""
+    """Run to the end. Returns steps, gaps and requests as frames, and the engine. seen(plan, core)
+    is given every plan. allreduces: seconds of a step's all-reduces on the link, by its
+    composition."""
     limits = limits or EngineLimits(
         max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64, kv_bytes_per_token=40_000
     )
@@ -118,39 +109,8 @@ def simulate(
         predictor.truth = Truth(
             dict(zip(workload.ids, workload.output_tokens.tolist(), strict=True))
         )
-    clock = Clock()
+    if check or seen:
+        watch(core, seen)
     link = PcieLink(bytes_per_s, sharing=core.policy.traits.link_sharing or evenly)
-    backend = SimulatedBackend(table, model, link, limits, layers, fast, allreduces)
-    recorder = StepRecorder()
-    engine = Engine(clock, core, backend, recorder)
-    if check or watch:
-        _watched(core, check, watch)
-    source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
-    clock.run()
-    requests = request_columns(table, 0, source.group_names).frame()
-    return recorder.step_frame(), recorder.gap_frame(), requests, engine
-
-
-def _watched(core: EngineCore, check: bool, watch) -> None:
-    decide, complete = core.plan, core.complete
-
-    def plan(now):
-        made = decide(now)
-        if check:
-            table, ledger, rows = core.requests, core.ledger, made.rows
-            ledger.check()
-            assert len(set(rows.tolist())) == len(rows) and (made.tokens > 0).all()
-            assert (table.state[rows] == 1).all()
-            assert (ledger.slack_tokens(rows) >= made.tokens).all()
-            assert not ledger.missing_tokens(rows).any(), "a row runs whose layers are on the host"
-        if watch:
-            watch(made, core)
-        return made
-
-    def completed(made, outcome):
-        gaps = complete(made, outcome)
-        if check:
-            core.ledger.check()
-        return gaps
-
-    core.plan, core.complete = plan, completed
+    more = {"layers": layers, "fast": fast, "allreduces": allreduces}
+    return run_core(workload, core, model, link, limits, **more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from hypothesis import strategies as st
@@ -27,6 +27,7 @@ from twinserve.sim.fleet.prefix_index import shared_contents
 from twinserve.sim.fleet.replica import Replica
 from twinserve.sim.fleet.source import RequestSource
 from twinserve.sim.results.recorder import StepRecorder, request_columns
+from twinserve.sim.results.steps import RecordedGaps, RecordedSteps
 from twinserve.traces.workload import BestEffortPool, PrefixBlocks, Workload
 
 RT, BE = 0, 1
@@ -178,33 +179,44 @@ def simulate(
     estimator = LinearEstimator(MODEL, SwapTimeModel(seconds_per_byte=1e-9))
     core = EngineCore(table, parse_policy(policy).build(limits, estimator), ledger)
     if check:
-        _checked(core)
-    clock = Clock()
-    backend = SimulatedBackend(table, MODEL, PcieLink(5e9), limits, fast=fast)
-    recorder = StepRecorder()
-    engine = Engine(clock, core, backend, recorder)
+        watch(core)
+    return run_core(workload, core, MODEL, PcieLink(5e9), limits, fast=fast)
+
+
+def run_core(workload: Workload, core: EngineCore, model, link: PcieLink, limits, **backend):
+    """Run an engine by itself to the end. Returns steps, gaps and requests as frames, and the
+    engine. backend: further arguments of SimulatedBackend."""
+    clock, recorder, table = Clock(), StepRecorder(), core.requests
+    engine = Engine(clock, core, SimulatedBackend(table, model, link, limits, **backend), recorder)
     source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
     clock.run()
+    gaps = RecordedGaps([recorder.gap_pools()]).frame()
     requests = request_columns(table, 0, source.group_names).frame()
-    return recorder.step_frame(), recorder.gap_frame(), requests, engine
+    return RecordedSteps([recorder]).frame(), gaps, requests, engine
 
 
-def _checked(core: EngineCore) -> None:
-    """The ledger adds up around each step, and every grant of a plan has its memory."""
-    complete, ledger, table = core.complete, core.ledger, core.requests
+def watch(core: EngineCore, seen: Callable[[StepPlan, EngineCore], None] | None = None) -> None:
+    """The ledger adds up around each step, and every grant of a plan has its memory. seen: is
+    given every plan."""
+    decide, complete, ledger, table = core.plan, core.complete, core.ledger, core.requests
 
-    def checked(plan, outcome):
+    def plan(now: float) -> StepPlan:
+        made = decide(now)
         ledger.check()
-        assert len(np.unique(plan.rows)) == len(plan.rows)
-        assert (plan.tokens > 0).all()
-        assert not ledger.missing_tokens(plan.rows).any()
-        room = ledger.slack_tokens(plan.rows) >= plan.tokens
-        assert room.all(), f"rows {plan.rows[~room]} were granted tokens without memory"
-        gone = [row for row, _ in plan.preempted]
-        assert not np.isin(plan.rows, gone).any()
-        assert (table.state[plan.rows] == 1).all()
-        gaps = complete(plan, outcome)
+        rows = made.rows
+        assert len(np.unique(rows)) == len(rows) and (made.tokens > 0).all()
+        assert not ledger.missing_tokens(rows).any(), "a row runs without all of its memory"
+        room = ledger.slack_tokens(rows) >= made.tokens
+        assert room.all(), f"rows {rows[~room]} were granted tokens without memory"
+        assert not np.isin(rows, [row for row, _ in made.preempted]).any()
+        assert (table.state[rows] == 1).all()
+        if seen is not None:
+            seen(made, core)
+        return made
+
+    def completed(made: StepPlan, outcome) -> np.ndarray:
+        gaps = complete(made, outcome)
         ledger.check()
         return gaps
 
-    core.complete = checked
+    core.plan, core.complete = plan, completed

@@ -49,8 +49,8 @@ def test_nothing_is_kept_of_applications_that_have_ended(policy, case):
     arrivals, samples = [*arrivals, 1e6], [*samples, app([[(1, 1)]])]
     most = []
 
-    def watched(engine):
-        one, decide = engine.core.policy, engine.core.policy.plan
+    def watched(core):
+        one, decide = core.policy, core.policy.plan
 
         def plan(view, ledger):
             found = decide(view, ledger)

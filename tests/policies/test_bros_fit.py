@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.parameters import mostly_nightly
-from tests.policies.policy_runs import BE, BY_HAND, RT, Desk
+from tests.policies.policy_runs import BE, BY_HAND, RT, Desk, run_core
 from twinserve.backends.links import PcieLink
-from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.bros.fit_cost import AnyCost, FitCost, FitEstimator, FitModel, Load, cost_of
 from twinserve.policies.kv.paged.ledger import PagedLedger
@@ -25,14 +24,8 @@ from twinserve.policies.registry import ledger_names, parse_policy
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.forms.bros import BrosLinearModel
 from twinserve.profiles.profile import load_profile
-from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
-from twinserve.sim.engine.loop import Engine
-from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.prefix_index import shared_contents
-from twinserve.sim.fleet.replica import Replica
-from twinserve.sim.fleet.source import RequestSource
-from twinserve.sim.results.recorder import StepRecorder, request_columns
 from twinserve.sim.setup.audit import check_policy
 from twinserve.traces.workload import PrefixBlocks, Workload
 
@@ -62,12 +55,8 @@ def run(
         table, 20_000, 4, 0, shared_contents=shared_contents(workload, 4), prefix_caching=True
     )
     core = EngineCore(table, spec.build(limits(seats), estimator_of(believed)), ledger)
-    clock, recorder = Clock(), StepRecorder()
-    backend = SimulatedBackend(table, truth, PcieLink(5e9), limits(seats), fast=False)
-    engine = Engine(clock, core, backend, recorder)
-    source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
-    clock.run()
-    return recorder.step_frame(), request_columns(table, 0, source.group_names).frame()
+    steps, _, ended, _ = run_core(workload, core, truth, PcieLink(5e9), limits(seats), fast=False)
+    return steps, ended
 
 
 def requests(arrival, prompt, output, classes=None, ttft=100.0, tpot=0.03) -> Workload:

@@ -7,24 +7,16 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.moves import way
-from tests.policies.policy_runs import BE, RT, Desk
+from tests.policies.policy_runs import BE, MODEL, RT, Desk, run_core
 from tests.sim.stepper import Stepper
 from twinserve.backends.links import PcieLink
-from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.kv.base import LedgerError
 from twinserve.policies.kv.paged.checkpointed import CheckpointedLedger
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestTable
-from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost
-from twinserve.sim.engine.clock import Clock
 from twinserve.sim.engine.core import EngineCore
-from twinserve.sim.engine.loop import Engine
-from twinserve.sim.fleet.fleet import Fleet
-from twinserve.sim.fleet.replica import Replica
-from twinserve.sim.fleet.source import RequestSource
-from twinserve.sim.results.recorder import StepRecorder, request_columns
 from twinserve.traces.workload import Workload
 
 LIMITS = EngineLimits(
@@ -198,7 +190,6 @@ REQUESTS = st.lists(
     min_size=2,
     max_size=8,
 )
-TIMES = BrosLinearModel(PhaseCost(2e-4, 1e-8, 1e-3), PhaseCost(5e-5, 3e-7, 2e-3))
 
 
 def run(
@@ -213,21 +204,12 @@ def run(
     limits = EngineLimits(
         max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, kv_bytes_per_token=100_000
     )
-    table, clock, recorder = RequestTable(), Clock(), StepRecorder()
+    table = RequestTable()
     memory = ledger(table, blocks, 4, host, prefix_caching=False)
     core = EngineCore(table, parse_policy(text).build(limits), memory)
     if spy is not None:
         spy(core)
-    engine = Engine(
-        clock, core, SimulatedBackend(table, TIMES, PcieLink(1e9), limits, fast=fast), recorder
-    )
-    source = RequestSource(clock, workload, Fleet(clock, [Replica(engine)]))
-    clock.run()
-    frames = (
-        recorder.step_frame(),
-        recorder.gap_frame(),
-        request_columns(table, 0, source.group_names).frame(),
-    )
+    *frames, engine = run_core(workload, core, MODEL, PcieLink(1e9), limits, fast=fast)
     return frames, engine
 
 

@@ -178,8 +178,8 @@ def test_nothing_that_comes_late_enough_passes_whatever_is_predicted(case):
     arrivals, samples, demands, blocks = case
     most, believed = 0, dict(enumerate(map(float, demands)))
 
-    def watched(engine):
-        policy = engine.core.policy
+    def watched(core):
+        policy = core.policy
         decide = policy.plan
 
         def plan(view, ledger):

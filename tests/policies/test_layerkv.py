@@ -230,7 +230,7 @@ def seen(policy: str, blocks: int = 25, host: int = 200, workload=SPREAD, **sett
         limits=limits,
         fast=False,
         check=True,
-        watch=watch,
+        seen=watch,
         **settings,
     )
     assert requests.finished.all()
@@ -301,7 +301,7 @@ def test_the_threshold_keeps_blocks_free():
             host=200,
             limits=limits,
             fast=False,
-            watch=lambda plan, core, free=free: free.append(
+            seen=lambda plan, core, free=free: free.append(
                 core.ledger.free_cells + core.ledger.leaving_cells
             ),
         )

@@ -25,7 +25,7 @@ def test_no_more_requests_have_layers_on_the_host_than_may(case, most, host, oth
         seen.append(int((core.ledger.host_layers(running) > 0).sum()))
 
     policy = f"layerkv:max_parked={most}{other}"
-    requests = simulate(workload, policy, blocks, host=host, watch=watch, check=True)[2]
+    requests = simulate(workload, policy, blocks, host=host, seen=watch, check=True)[2]
     assert max(seen) <= most
     assert requests.finished.all()
 

@@ -31,8 +31,8 @@ def test_what_was_predicted_too_low_is_never_negative():
     samples = [app([[(1, 3)] * 3]), app([[(1, 1)]])]
     left = {}
 
-    def watched(engine):
-        policy = engine.core.policy
+    def watched(core):
+        policy = core.policy
         ends = policy.ends
 
         def recorded(row, number, cost):

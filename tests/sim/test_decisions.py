@@ -86,7 +86,7 @@ def memory_of(plan: StepPlan) -> LoggedPlan | None:
 def test_what_is_read_back_is_what_was_decided(policy, tmp_path):
     given = inputs(exact=True)
     log, plans, simulation = logged(given, parse_policy(policy), tmp_path)
-    steps = simulation.engines[0].recorder.step_frame()
+    steps = simulation.rows().steps
     computing = [plan for plan in plans if len(plan.rows)]
     assert len(log.steps) == len(computing) == len(steps) > 100
     before: list[LoggedPlan] = []  # without a step, told with the next one
