@@ -2,7 +2,6 @@
 at everybody, one by one."""
 
 import math
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.parameters import mostly_nightly
 from tests.sim.harness import hybrid, same_rows, simulate
-from tests.sim.test_async import asynchronous
 from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.policies.kv.bidirectional.state import SlotState
 from twinserve.policies.layerkv.lengths import LengthRange, LengthRanges
@@ -41,8 +39,7 @@ def test_rows_that_go_on_together_go_on_as_one_by_one(policy, seed, monkeypatch)
 def test_running_rows_are_granted_together_as_one_by_one(policy, planned_ahead, monkeypatch):
     def run():
         crowd = hybrid(3, n=40, sessions=2, applications=1, pool=3)
-        with asynchronous() if planned_ahead else nullcontext():
-            return simulate(crowd, policy, blocks=96, host_blocks=64)
+        return simulate(crowd, policy, blocks=96, host_blocks=64, asynchronous=planned_ahead)
 
     ahead = []
     usual = VllmPolicy._grant_ahead

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.parameters import mostly_nightly
 from tests.sim.harness import Affine, build, same_rows
-from tests.sim.test_async import asynchronous
 from tests.sim.test_mixed_runs import workload_of
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.echo.plain import PlainPlans
@@ -58,9 +57,10 @@ def cases(draw):
 
 def run(policy: str, workload, settings: dict, ahead: bool, searched: bool):
     """searched: no plan is plain."""
+    more = {"block_tokens": 4, "audit": not searched, "asynchronous": ahead}
     search = mock.patch.object(PlainPlans, "plan", lambda *_: None)
-    with asynchronous() if ahead else nullcontext(), search if searched else nullcontext():
-        return build(workload, policy, block_tokens=4, audit=not searched, **settings).run()
+    with search if searched else nullcontext():
+        return build(workload, policy, **more, **settings).run()
 
 
 LIMITS = EngineLimits(max_num_seqs=8, max_num_batched_tokens=40, max_model_len=240)

@@ -2,15 +2,18 @@
 policy with its options, on ledgers paged and bidirectional; and on the way nothing runs without
 memory and every request ends. All ledgers: test_policies_on_ledgers.py."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.parameters import mostly_nightly
+from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.policies.policy_runs import crowds, simulate
+from tests.sim.harness import Affine, build, same_rows
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.registry import parse_policy, policy_names
 from twinserve.traces.workload import BestEffortPool, Workload
@@ -60,6 +63,7 @@ POLICIES = [text for name in policy_names() for text in VARIANTS.get(name, (name
 
 
 LONGEST = 48  # tokens of a request: 12 blocks of four
+LIMITS = EngineLimits(max_num_seqs=4, max_num_batched_tokens=48, max_model_len=LONGEST)
 
 
 @st.composite
@@ -71,10 +75,9 @@ def workloads(draw):
 
 def compare(policy: str, kind: str, case) -> None:
     workload, blocks, host = case
-    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=48, max_model_len=LONGEST)
-    steps, gaps, ended, _ = simulate(workload, policy, kind, blocks, host=host, limits=limits)
+    steps, gaps, ended, _ = simulate(workload, policy, kind, blocks, host=host, limits=LIMITS)
     exact = simulate(
-        workload, policy, kind, blocks, host=host, limits=limits, fast=False, check=True
+        workload, policy, kind, blocks, host=host, limits=LIMITS, fast=False, check=True
     )
     for ours, theirs in zip((steps, gaps, ended), exact, strict=False):
         pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
@@ -157,3 +160,71 @@ def test_a_prompt_too_long_to_join_does_not_break_runs(policy, kind, decisions):
     for ours, theirs in zip((steps, gaps, ended), exact, strict=False):
         pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
     assert len(steps) > 100 and len(engine.decision_seconds) <= decisions
+
+
+# -- asynchronously --------------------------------------------------------------------------------
+# Steps of hundredths of a second, so that arrivals on a grid of them fall onto ends of steps too.
+EVEN = Affine(base=0.01, prefill=0.0, decode=0.0, context=0.0)
+UNEVEN = Affine(base=0.006, prefill=2e-4, decode=5e-4, context=1e-5)
+
+
+@st.composite
+def cases(draw):
+    """A few requests, perhaps a pool; a memory that holds between one and five of them; step times;
+    overhead."""
+    return (
+        draw(crowds(ttft_s=[0.02, 0.1, 0.4], tpot_s=[0.011, 0.03, 0.2])),
+        draw(st.integers(LONGEST // 4 + 1, 40)),
+        draw(st.sampled_from([0, 6, 40])),
+        draw(st.sampled_from([EVEN, UNEVEN])),
+        draw(st.sampled_from([0.0, 0.0, 0.004, 0.02])),
+    )
+
+
+def both_ahead(policy: str, case):
+    """The same run, in runs of steps and step by step, that one audited."""
+    workload, blocks, host, model, overhead = case
+    settings = {
+        "model": model,
+        "limits": replace(LIMITS, kv_bytes_per_token=50_000_000),
+        "blocks": blocks,
+        "block_tokens": 4,
+        "host_blocks": host,
+        "overhead": overhead,
+        "caching": policy.startswith(("vllm", "round")) or None,
+        "asynchronous": True,
+    }
+    return [build(workload, policy, fast=f, audit=not f, **settings).run() for f in (True, False)]
+
+
+# A run of steps whose plan moves KV, which is moved once.
+MOVES = Workload.build(
+    [0.0] * 6, [1] * 6, [1, 1, 1, 1, 16, 19], pool=BestEffortPool(1, (4, 16), (2, 12), until_s=0.2)
+)
+BUSY = Workload.build([0.0, 0.0, 0.05, 0.1, 0.13], [20, 18, 20, 9, 1], [28, 28, 20, 28, 1])
+AHEAD = [*POLICIES, "vllm:kv=bidirectional", "bros:kv=paged"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "policy", mostly_nightly(AHEAD, "bros", *SOME_POLICIES, "vllm-v0:preemption_mode=swap")
+)
+@examples(10, suppress_health_check=list(HealthCheck))
+@example(case=(BUSY, 13, 6, EVEN, 0.0))
+@example(case=(MOVES, 13, 6, UNEVEN, 0.0))
+@given(case=cases())
+def test_one_step_at_a_time_gives_the_same_rows_ahead(policy, case):
+    fast, exact = both_ahead(policy, case)
+    same_rows(fast.rows, exact.rows)
+    assert exact.requests.finished.all()
+    emitted = dict(zip(exact.requests.request_id, exact.requests.output_tokens, strict=True))
+    assert [emitted[name] for name in case[0].ids] == case[0].output_tokens.tolist()
+
+
+@pytest.mark.parametrize("policy", mostly_nightly(AHEAD, "bros", *SOME_POLICIES))
+def test_the_fast_path_is_taken_ahead(policy):
+    """A lone request that decodes is planned a few times, not once a token."""
+    fast, exact = both_ahead(policy, (Workload.build([0.0], [5], [40]), 20, 0, EVEN, 0.0))
+    assert len(exact.engines[0].decision_seconds) >= 40
+    if "group_size" not in policy:
+        assert len(fast.engines[0].decision_seconds) <= 6

@@ -179,7 +179,9 @@ class Audit(Auditor):
     def complete(self, plan: StepPlan, outcome: StepOutcome) -> np.ndarray:
         assert (np.diff(outcome.ends_s) > 0).all() and outcome.ends_s[0] > outcome.start_s
         self.granted_tokens += int(plan.tokens.sum()) * len(outcome.ends_s)
-        return super().complete(plan, outcome)
+        gaps = super().complete(plan, outcome)
+        assert not self.core.requests.in_flight.any(), "something is ahead of its time"
+        return gaps
 
 
 @dataclass
@@ -222,6 +224,7 @@ def build(
     host_blocks: int = 0,
     replicas: int = 1,
     fast: bool = True,
+    asynchronous: bool = False,
     bytes_per_s: float = 25e9,
     layers: int = 1,
     overhead: float | None = 0.0,
@@ -262,7 +265,7 @@ def build(
         ledger = ledger_class(kv)(requests, blocks, block_tokens, host_blocks, **options)
         link = PcieLink(bytes_per_s, sharing=one.traits.link_sharing or evenly)
         backend = SimulatedBackend(requests, model, link, limits, layers, fast, allreduces)
-        core = EngineCore(requests, one, ledger)
+        core = EngineCore(requests, one, ledger, asynchronous)
         engines.append(
             Engine(clock, core, backend, StepRecorder(replica), decision_overhead=overhead)
         )

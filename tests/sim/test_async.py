@@ -4,7 +4,6 @@ second."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 from unittest import mock
 
@@ -14,7 +13,7 @@ import pytest
 from tests.identity.ours import vllm_stepper
 from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.sim import harness
-from tests.sim.harness import Affine, Audit, Toy, build, hybrid, same_rows, simulate
+from tests.sim.harness import Affine, Toy, build, hybrid, same_rows, simulate
 from tests.sim.stepper import Stepper
 from twinserve.policies.base import EngineLimits, Traits
 from twinserve.policies.baselines.vllm import VllmPolicy
@@ -22,7 +21,6 @@ from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.registry import ledger_names
 from twinserve.policies.requests import End, RequestTable
-from twinserve.sim.engine.core import EngineCore
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.run import Simulation
@@ -32,26 +30,7 @@ from twinserve.traces.workload import Workload
 STEP = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)
 
 
-class AsyncAudit(Audit):
-    """Also: nothing is ahead of its time once an outcome is booked."""
-
-    def complete(self, plan, outcome):
-        gaps = super().complete(plan, outcome)
-        assert not self.core.requests.in_flight.any()
-        return gaps
-
-
-@contextmanager
-def asynchronous():
-    """The harness builds asynchronous engines."""
-    core = partial(EngineCore, asynchronous=True)
-    with mock.patch.multiple(harness, EngineCore=core, Audit=AsyncAudit):
-        yield
-
-
-def simulate_async(workload, policy="vllm", **settings):
-    with asynchronous():
-        return simulate(workload, policy, **settings)
+simulate_async = partial(simulate, asynchronous=True)
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -303,15 +282,14 @@ class Synchronous(Toy):
 
 def test_a_policy_that_needs_the_tokens_is_refused_in_one_line():
     said = "policy 'toy' needs the last step's tokens to plan; give --no-async-scheduling"
-    with asynchronous(), pytest.raises(PolicyError, match=said) as refused:
-        build(Workload.build([0.0], [8], [2]), Synchronous)
+    with pytest.raises(PolicyError, match=said) as refused:
+        build(Workload.build([0.0], [8], [2]), Synchronous, asynchronous=True)
     assert "\n" not in str(refused.value)
     build(Workload.build([0.0], [8], [2]), Synchronous)
 
 
 def test_an_engine_that_does_not_know_outcomes_ahead_is_refused():
-    with asynchronous():
-        engine = build(Workload.build([0.0], [8], [2])).engines[0]
+    (engine,) = build(Workload.build([0.0], [8], [2]), asynchronous=True).engines
     backend = engine.backend
     assert backend.plans_ahead
     backend.plans_ahead = False

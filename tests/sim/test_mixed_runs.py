@@ -3,7 +3,6 @@ the policies that hand them out, on every memory that allows them, synchronously
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.parameters import mostly_nightly
 from tests.sim.harness import Affine, build, same_rows
-from tests.sim.test_async import asynchronous
 from twinserve.policies.base import EngineLimits
 from twinserve.traces.workload import PrefixBlocks, Workload
 
@@ -93,19 +91,11 @@ def both(policy: str, workload: Workload, settings: dict, ahead: bool = False):
     """The same run, in runs of steps and step by step, that one audited."""
     if policy.startswith("bros") and settings.get("client_timeout"):
         settings = settings | {"client_timeout": None}
-    with asynchronous() if ahead else nullcontext():
-        return [
-            build(
-                workload,
-                policy,
-                block_tokens=4,
-                host_blocks=20,
-                fast=fast,
-                audit=not fast,
-                **settings,
-            ).run()
-            for fast in (True, False)
-        ]
+    settings = {"block_tokens": 4, "host_blocks": 20, "asynchronous": ahead, **settings}
+    return [
+        build(workload, policy, fast=fast, audit=not fast, **settings).run()
+        for fast in (True, False)
+    ]
 
 
 LIMITS = EngineLimits(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=LONGEST)

@@ -8,7 +8,6 @@ import pytest
 
 from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.sim.harness import Affine, hybrid, simulate
-from tests.sim.test_async import asynchronous
 from twinserve.policies.registry import policy_names
 
 SEEDS = range(20)
@@ -17,10 +16,11 @@ SMALL, LARGE = 96, 192  # blocks: requests are preempted, and hardly one is
 FASTER = 0.95
 
 
-def littles_law(policy: str, seed: int) -> None:
+def littles_law(policy: str, seed: int, **settings) -> None:
     """Requests in the system, summed over the time of the steps, are the times that requests spend
     in it from the step after their arrival: the two tables are recorded by different code."""
-    run = simulate(hybrid(seed, n=24, sessions=2, applications=1, pool=3), policy, host_blocks=64)
+    workload = hybrid(seed, n=24, sessions=2, applications=1, pool=3)
+    run = simulate(workload, policy, host_blocks=64, **settings)
     steps, requests = run.steps, run.requests
     assert requests.finished.all()
     start, end = steps.start_s.to_numpy(), steps.end_s.to_numpy()
@@ -44,8 +44,7 @@ def test_littles_law_between_step_rows_and_request_rows(policy, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", mostly_nightly(policy_names(), "bros", *SOME_POLICIES))
 def test_littles_law_where_steps_are_planned_ahead(policy):
-    with asynchronous():
-        littles_law(policy, 1)
+    littles_law(policy, 1, asynchronous=True)
 
 
 def sojourn_s(policy: str, seed: int, blocks: int = SMALL, factor: float = 1.0) -> float:
