@@ -11,6 +11,9 @@ from twinserve.native.arrays cimport (
 
 cnp.import_array()
 
+cdef cnp.ndarray NOBODY = new_ints(0)
+
+
 
 def lacking(requests, rows):
     cdef cnp.ndarray rows_in = whole(rows)
@@ -153,6 +156,9 @@ def pooled(requests, rows, tokens, emitting, list first):
 
 def begin(requests, rows, tokens, emitted, list finished, double start_s):
     cdef cnp.ndarray rows_in = whole(rows), tokens_in = whole(tokens), emitted_in = whole(emitted)
+    cdef Py_ssize_t gone = len(finished), i, k
+    cdef cnp.ndarray gone_in = NOBODY if not gone else new_ints(gone)
+    cdef int64_t* ends = ints(gone_in)
     cdef int64_t* row = rows_of(rows_in, requests)
     cdef int64_t* new = ints(tokens_in)
     cdef int64_t* emits = rows_of(emitted_in, requests)
@@ -162,13 +168,17 @@ def begin(requests, rows, tokens, emitted, list finished, double start_s):
     cdef double* last_s = floats(requests.last_token_s)
     cdef cnp.ndarray kept_out = new_floats(size(emitted_in))
     cdef double* kept = floats(kept_out)
-    cdef Py_ssize_t i
     same_length(rows_in, tokens_in)
+    for k in range(gone):
+        ends[k] = finished[k]
     for i in range(size(rows_in)):
         computed[row[i]] += new[i]
     for i in range(size(emitted_in)):
         kept[i] = last_s[emits[i]]
-        if finished and emits[i] in finished:
+        k = 0
+        while k < gone and ends[k] != emits[i]:
+            k += 1
+        if k < gone:
             continue
         output[emits[i]] += 1
         in_flight[emits[i]] = 1

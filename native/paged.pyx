@@ -23,6 +23,11 @@ cdef inline bint is_plain(pool) except -1:
     return pool.undo is None and pool.events is None
 
 
+cdef inline int64_t free_blocks(pool) except -1:
+    """`BlockPool.free`."""
+    return <int64_t>pool._blank.free + <int64_t>pool.cached
+
+
 cdef inline int64_t blocks_for(int64_t tokens, int64_t block_tokens):
     return (tokens + block_tokens - 1) // block_tokens
 
@@ -83,7 +88,7 @@ def admit(
     """`PagedLedger.admit`; entry_type: of the row's block table."""
     cdef object pool = ledger.pool, table = ledger.table
     cdef dict tables = ledger._tables
-    cdef int64_t block_tokens = ledger.block_tokens, free = pool.free, idle = 0, i
+    cdef int64_t block_tokens = ledger.block_tokens, free = free_blocks(pool), idle = 0, i
     cdef int64_t hits = hit_tokens // block_tokens
     cdef int64_t fresh = blocks_for(tokens, block_tokens) - hits
     cdef int64_t must_fit = max(fresh, blocks_for(reserve_tokens, block_tokens) - hits)
@@ -120,7 +125,18 @@ def admit(
     ints(ledger._published)[row] = hits
     ledger._count_row(row, blocks, 1)
     if ledger.prefix_caching:
-        publish(ledger, entry, row, tokens // block_tokens)
+        fresh = tokens // block_tokens
+        if ledger.known_text_only:
+            fresh = min(
+                fresh,
+                (
+                    ints(table.prompt_tokens)[row]
+                    + ints(table.output_tokens)[row]
+                    - ints(table.in_flight)[row]
+                )
+                // block_tokens,
+            )
+        publish(ledger, entry, row, fresh)
     return True
 
 
@@ -132,9 +148,14 @@ def grow_all(ledger, rows, tokens):
     cdef int64_t* upto = ints(token_array)
     cdef int64_t* held = ints(ledger._held)
     cdef int64_t* published = ints(ledger._published)
-    cdef int64_t block_tokens = ledger.block_tokens, total = 0, fresh
+    cdef int64_t block_tokens = ledger.block_tokens, total = 0, fresh, full, known
     cdef Py_ssize_t n = size(row_array), rooms = size(ledger._held), i
     cdef bint publishes = ledger.prefix_caching, fills = False
+    cdef bint ahead = ledger.known_text_only
+    cdef object entry, table = ledger.table
+    cdef int64_t *prompt
+    cdef int64_t *output
+    cdef int64_t *in_flight
     if not is_plain(pool) or size(token_array) != n:
         return None
     for i in range(n):
@@ -143,7 +164,7 @@ def grow_all(ledger, rows, tokens):
         total += max(blocks_for(upto[i], block_tokens) - held[row[i]], 0)
         fills = fills or upto[i] // block_tokens > published[row[i]]
     if total:
-        if total > <int64_t>pool.free:
+        if total > free_blocks(pool):
             return False
         taken = new_ints(total)
         take(pool, total, ints(taken))
@@ -154,9 +175,16 @@ def grow_all(ledger, rows, tokens):
                 append(ledger, row[i], held, taken, total, fresh)
                 total += fresh
     if publishes and fills:
+        prompt, output = ints(table.prompt_tokens), ints(table.output_tokens)
+        in_flight = ints(table.in_flight)
         for i in range(n):
             if upto[i] // block_tokens > published[row[i]]:
-                publish(ledger, ledger._tables[row[i]], row[i], upto[i] // block_tokens)
+                entry, full = (<dict>ledger._tables)[row[i]], upto[i] // block_tokens
+                if ahead:
+                    known = prompt[row[i]] + output[row[i]] - in_flight[row[i]]
+                    full = min(full, known // block_tokens)
+                if full > published[row[i]]:
+                    publish(ledger, entry, row[i], full)
     return True
 
 
@@ -177,39 +205,55 @@ cdef int append(
 ) except -1:
     """`PagedLedger._append` of `fresh` blocks of `taken` from `begin` on."""
     cdef object entry = (<dict>ledger._tables)[row]
-    cdef int64_t* blocks = ints(taken) + begin
-    if held[row] + fresh <= size(entry.blocks):
-        memcpy(ints(entry.blocks) + held[row], blocks, fresh * sizeof(int64_t))
-    else:
-        entry.put(held[row], taken[begin : begin + fresh])
+    cdef cnp.ndarray blocks = entry.blocks
+    cdef int64_t had = held[row]
+    if had + fresh > size(blocks):  # as `_BlockTable.put`
+        blocks = entry.blocks = longer(blocks, had, max(had + fresh, had + had // 4 + 8))
+    memcpy(ints(blocks) + had, ints(taken) + begin, fresh * sizeof(int64_t))
     held[row] += fresh
     if ledger._mixed:
         ledger._count_row(row, taken[begin : begin + fresh], 1)
     return 0
 
 
+cdef cnp.ndarray longer(cnp.ndarray column, int64_t n, int64_t room):
+    """The first `n` of `column` in an array with room for more."""
+    cdef cnp.ndarray grown = new_ints(room)
+    memcpy(ints(grown), ints(column), n * sizeof(int64_t))
+    return grown
+
+
+cdef int name_contents(ledger, entry, int64_t full) except -1:
+    """`PagedLedger._name_contents`."""
+    cdef object pool = ledger.pool
+    cdef cnp.ndarray contents = entry.contents
+    cdef int64_t had = size(contents), at_once = ledger.own_contents, first = pool.contents, i
+    cdef int64_t own = (full - had + at_once - 1) // at_once * at_once
+    cdef int64_t* content
+    if first + own > size(pool._found_at):
+        pool.new_contents(own)
+    else:
+        pool.contents = first + own
+    entry.contents = contents = longer(contents, had, had + own)
+    content = ints(contents)
+    for i in range(own):
+        content[had + i] = first + i
+    return 0
+
+
 cdef int publish(ledger, entry, int64_t row, int64_t full) except -1:
-    """`PagedLedger._publish`."""
-    cdef object table = ledger.table, pool = ledger.pool
+    """`PagedLedger._publish` of `full` blocks whose text is known."""
+    cdef object pool = ledger.pool
     cdef int64_t* published = ints(ledger._published)
     cdef int64_t *block
     cdef int64_t *content
     cdef int64_t *held_content
     cdef int32_t *found_at
     cdef int64_t i
-    if ledger.known_text_only:
-        full = min(
-            full,
-            (
-                ints(table.prompt_tokens)[row]
-                + ints(table.output_tokens)[row]
-                - ints(table.in_flight)[row]
-            ) // <int64_t>ledger.block_tokens,
-        )
     if full <= published[row]:
         return 0
     if full > size(entry.contents):
-        ledger._name_contents(entry, full)
+        name_contents(ledger, entry, full)
     block, content = ints(entry.blocks), ints(entry.contents)
     held_content, found_at = ints(pool.content), short_ints(pool._found_at)
     for i in range(published[row], full):
@@ -232,7 +276,7 @@ def give_back(ledger, int64_t row):
     cdef int64_t *content
     cdef int64_t *stamp
     cdef int64_t *idle
-    cdef int64_t i, kept = 0, blank = 0, held
+    cdef int64_t i, kept = 0, blank = 0, held, number
     cdef cnp.ndarray chunk
     if not is_plain(pool):
         return None
@@ -256,14 +300,27 @@ def give_back(ledger, int64_t row):
             idle[kept] = block[i]
             kept += 1
     if kept:
-        pool._chunks += 1
+        number = pool._chunks = pool._chunks + 1
         for i in range(kept):
-            stamp[idle[i]] = pool._chunks
-        pool._order.append((pool._chunks, chunk[:kept].copy() if kept < held else chunk))
+            stamp[idle[i]] = number
+        pool._order.append((number, chunk[:kept].copy() if kept < held else chunk))
         pool.cached += kept
     if blank:
-        pool._blank.put(chunk[held - blank :][::-1])
+        put_back(pool._blank, idle + held - 1, blank)
     return True
+
+
+cdef int put_back(stack, int64_t* last, int64_t n) except -1:
+    """`FreeStack.put` of the `n` units up to `last`, from there on."""
+    cdef int64_t back = stack.free - (stack.capacity - stack.used), i
+    cdef cnp.ndarray entries = stack._entries
+    if back + n > size(entries):
+        room = min(<int64_t>stack.used, max(back + n, 2 * size(entries), 16))
+        entries = stack._entries = longer(entries, back, room)
+    for i in range(n):
+        ints(entries)[back + i] = last[-i]
+    stack.free += n
+    return 0
 
 
 # -- the pool --------------------------------------------------------------------------------------
@@ -275,7 +332,8 @@ cdef int take(pool, int64_t n, int64_t* out) except -1:
     if blank:
         fresh = pool._blank.take(blank)
         memcpy(out, ints(fresh), blank * sizeof(int64_t))
-        pool._reach(pool._blank.used)
+        if <int64_t>pool._blank.used > size(pool.refs):
+            pool._reach(pool._blank.used)
     if blank < n:
         evict(pool, n - blank, out + blank)
     refs = ints(pool.refs)

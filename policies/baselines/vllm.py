@@ -327,8 +327,10 @@ class VllmPolicy(Policy[VllmOptions]):
         return int(self.options.watermark * (ledger.num_blocks + 1)) if self.running else 0
 
     def _join(self, plan: StepPlan, rows: list[int], tokens: list[int]) -> None:
-        if rows:
-            self._rows = None
-            if len(plan.rows):
-                rows, tokens = plan.rows.tolist() + rows, plan.tokens.tolist() + tokens
-            plan.rows, plan.tokens = np.array(rows, np.int64), np.array(tokens, np.int64)
+        if not rows:
+            return
+        joining = np.array(rows, np.int64)
+        if self._rows is not None:
+            self._rows = np.concatenate([self._rows, joining])
+        plan.rows = np.concatenate([plan.rows, joining])
+        plan.tokens = np.concatenate([plan.tokens, np.array(tokens, np.int64)])

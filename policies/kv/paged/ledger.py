@@ -21,8 +21,6 @@ from twinserve.policies.kv.undo import UndoLedger
 from twinserve.policies.plan import DEVICE, HOST, KvMove
 from twinserve.policies.requests import FIRST_ROWS, RequestClass, RequestTable
 
-_OWN_CONTENTS = 32  # content ids reserved at a time for text that no other request shares, blocks
-
 
 @dataclass(slots=True)
 class _BlockTable:
@@ -55,6 +53,7 @@ class PagedLedger(UndoLedger):
     caches_prefixes = True
     publishes_events = True
     hands_over = True
+    own_contents = 32  # ids reserved at a time for text that no other request shares, blocks
     pool: BlockPool
 
     def __init__(
@@ -399,7 +398,7 @@ class PagedLedger(UndoLedger):
 
     def _name_contents(self, entry: _BlockTable, full: int) -> None:
         """Give text that no other request shares its own content ids, up to block `full`."""
-        own = -(-(full - len(entry.contents)) // _OWN_CONTENTS) * _OWN_CONTENTS
+        own = -(-(full - len(entry.contents)) // self.own_contents) * self.own_contents
         first = self.pool.new_contents(own)
         entry.contents = np.concatenate([entry.contents, np.arange(first, first + own)])
 
