@@ -191,14 +191,10 @@ def test_speedups_are_seed_by_seed():
             same = dict.fromkeys(SHOWN, 1.0)
             rows.append(
                 {
-                    "pool": "p",
-                    "estimator": "paper",
-                    "policy": policy,
-                    "seed": seed,
-                    **same,
+                    "pool": "p", "estimator": "paper", "policy": policy, "seed": seed, **same,
                     "offline_tps": tps,
                 }
-            )
+            )  # fmt: skip
     found = beside_bs("pool", "estimator")(pd.DataFrame(rows)).set_index("policy")
     assert found.speedup["echo"] == pytest.approx((3 + 2) / 2) and found.speedup_rps["echo"] == 1
     assert np.isnan(found.step["echo"])  # the rung below was not run
@@ -394,13 +390,9 @@ def test_claims_of_forecasts_and_caches_can_differ():
 
 def test_what_the_series_amount_to_by_hand():
     names = (
-        "online_used",
-        "offline_used",
-        "online_cached",
-        "offline_cached",
-        "steps_half_full",
+        "online_used", "offline_used", "online_cached", "offline_cached", "steps_half_full",
         "steps",
-    )
+    )  # fmt: skip
     rows = [
         {"online": 1, "offline": 9, "tide": 0.2, "prompt_tokens": 100, "hit_tokens": 80},
         {"online": 2, "offline": 7, "tide": 0.5, "prompt_tokens": 0, "hit_tokens": 0},

@@ -60,13 +60,9 @@ def test_forms_on_recorded_steps(tmp_path, monkeypatch):
         work = StepComposition(n, n * c, c, np.array([new][:new], int), np.array([0][:new], int))
         rows.append((1.1 * profile.model().step_seconds(work), n, n * c, c, new, "it"))
     columns = [
-        "seconds",
-        "decode_requests",
-        "decode_context",
-        "decode_context_max",
-        "prefill_tokens",
+        "seconds", "decode_requests", "decode_context", "decode_context_max", "prefill_tokens",
         "model",
-    ]
+    ]  # fmt: skip
     pd.DataFrame(rows, columns=columns).to_csv(folder / "h100_vllm_steps.csv.gz", index=False)
     monkeypatch.setattr(forms_accuracy, "STEPS", (("it", "llama-3.1-8b@l40s/operators"),))
     table = on_recorded_steps(tmp_path).set_index("form")

@@ -123,12 +123,8 @@ def test_variants_differ_from_the_base_in_what_they_change(out):
     base, smaller = "as drawn, pool of the profile", "459 blocks (Fig. 3)"
     assert found.loc[(smaller, "vtc"), "load"] > found.loc[(base, "vtc"), "load"]
     assert set(found.index.get_level_values("policy")) == {
-        "justitia",
-        "justitia:cost=compute",
-        "vtc",
-        "parrot",
-        "srjf",
-    }
+        "justitia", "justitia:cost=compute", "vtc", "parrot", "srjf",
+    }  # fmt: skip
     assert above_vtc(found.reset_index(), ["change"]) and found.vs_vtc.abs().max() > 0
 
 

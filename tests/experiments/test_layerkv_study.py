@@ -108,14 +108,10 @@ def test_gains_are_seed_by_seed():
             same = dict.fromkeys(VALUES, 1.0)
             rows.append(
                 {
-                    "rate": 6.0,
-                    "policy": policy,
-                    "seed": seed,
-                    **same,
-                    "ttft_s": ttft,
+                    "rate": 6.0, "policy": policy, "seed": seed, **same, "ttft_s": ttft,
                     "violations": ttft / 10,
                 }
-            )
+            )  # fmt: skip
     found = beside_vllm("rate", "policy")(pd.DataFrame(rows)).set_index("policy").loc["layerkv"]
     assert found.ttft_gain == pytest.approx((4 + 9) / 2) and found.ttft_gain_ci > 0
     assert found.fewer_violations == pytest.approx((0.6 + 0.8) / 2) and found.throughput_change == 0
@@ -237,12 +233,8 @@ def _degrees(gains, narrowed, half):
     return measured(
         (
             {
-                "context": 1024,
-                "policy": policy,
-                "tp": tp,
-                "ttft_gain": gain,
-                "throughput_change": change,
-                "narrowed": less,
+                "context": 1024, "policy": policy, "tp": tp, "ttft_gain": gain,
+                "throughput_change": change, "narrowed": less,
             }
             for policy in POLICIES
             for tp, gain, change, less in zip(
@@ -250,7 +242,7 @@ def _degrees(gains, narrowed, half):
             )
         ),
         half,
-    )
+    )  # fmt: skip
 
 
 def test_at_every_degree_is_at_all_of_them():

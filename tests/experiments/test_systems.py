@@ -13,14 +13,10 @@ from twinserve.sim.setup.objectives import parse_objectives
 
 PARTS = systems.PARTS
 GROUPS = {
-    "ladder-fit": PARTS.FIT_LADDER,
-    "ladder": PARTS.LADDERS,
-    "prefixes": systems.PREFIXES,
-    "ledgers": PARTS.LEDGERS,
-    "documents": PARTS.DOCUMENTS,
-    "documents-systems": PARTS.DOCUMENT_SYSTEMS,
-    "documents-ledgers": PARTS.DOCUMENT_LEDGERS,
-}
+    "ladder-fit": PARTS.FIT_LADDER, "ladder": PARTS.LADDERS, "prefixes": systems.PREFIXES,
+    "ledgers": PARTS.LEDGERS, "documents": PARTS.DOCUMENTS,
+    "documents-systems": PARTS.DOCUMENT_SYSTEMS, "documents-ledgers": PARTS.DOCUMENT_LEDGERS,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

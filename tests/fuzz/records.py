@@ -22,13 +22,9 @@ def routing_record() -> str:
     them before they are compressed."""
     workers = ["http://a:1", "http://b:1"]
     lines: list = [
-        {
-            "routing": ROUTING.version,
-            "router": "least-requests",
-            "profile": None,
-            "workers": workers,
-        }
-    ]
+        {"routing": ROUTING.version, "router": "least-requests", "profile": None,
+         "workers": workers},
+    ]  # fmt: skip
     for replica in (0, 1):
         lines.append([0.1 * replica, "came", replica, replica, 500, 16, _IDLE])
     loads = [_IDLE, _IDLE]  # as last heard of

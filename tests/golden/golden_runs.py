@@ -38,13 +38,9 @@ from twinserve.sim.setup.run import Simulation
 GOLDEN = Path(__file__).with_name("golden.json")
 TABLES = ("requests", "steps", "gaps")
 POLICIES = [
-    *policy_names(),
-    "vllm:scheduling=priority",
-    "bros:chunk=64",
-    "bros:chunk=fit",
-    "bros:kv=paged",
+    *policy_names(), "vllm:scheduling=priority", "bros:chunk=64", "bros:chunk=fit", "bros:kv=paged",
     "echo:benefit=offline",
-]
+]  # fmt: skip
 
 
 def crowded(policy: str, seed: int = 0, **changes) -> Inputs:

@@ -180,14 +180,10 @@ def priority(seed: int, count: int = 400) -> Scenario:
     ][seed % 6]
     settings = EngineSettings(
         **{
-            "num_blocks": int(rng.integers(80, 320)),
-            "max_num_seqs": 40,
-            "max_num_batched_tokens": 256,
-            "max_model_len": 1200,
-            "policy": "priority",
-            **variant,
+            "num_blocks": int(rng.integers(80, 320)), "max_num_seqs": 40,
+            "max_num_batched_tokens": 256, "max_model_len": 1200, "policy": "priority", **variant,
         }
-    )
+    )  # fmt: skip
     levels = int(rng.integers(2, 6))
     return _build(
         f"priority {seed}", rng, settings, count, (10, 300), (10, 240), per_step=0.25, levels=levels

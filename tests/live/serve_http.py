@@ -51,13 +51,9 @@ class Server(ServerProcess):
     ) -> tuple[int, dict]:
         """POST /v1/completions; (status, answer). name: see `answered`; key: the client's."""
         body = {
-            "model": NAME,
-            "prompt": prompt,
-            "max_tokens": 8,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            **values,
-        }
+            "model": NAME, "prompt": prompt, "max_tokens": 8, "temperature": 0.0,
+            "ignore_eos": True, **values,
+        }  # fmt: skip
         bearer = {} if key is None else {"Authorization": f"Bearer {key}"}
         request = urllib.request.Request(
             f"{self.url}/v1/completions?{name}",
@@ -79,14 +75,10 @@ class Server(ServerProcess):
         """Begin a streamed completion, and hang up."""
         body = json.dumps(
             {
-                "model": NAME,
-                "prompt": prompt,
-                "max_tokens": max_tokens,
-                "stream": True,
-                "ignore_eos": True,
-                **values,
+                "model": NAME, "prompt": prompt, "max_tokens": max_tokens, "stream": True,
+                "ignore_eos": True, **values,
             }
-        )
+        )  # fmt: skip
         with socket.create_connection(("127.0.0.1", self.port)) as line:
             head = (
                 "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
@@ -102,13 +94,9 @@ class Server(ServerProcess):
             *VLLM, "bench", "serve", "--backend", "openai", "--base-url", self.url, "--model", NAME,
         ]  # fmt: skip
         command += [
-            "--tokenizer",
-            str(self.model),
-            "--endpoint",
-            "/v1/completions",
-            "--dataset-name",
+            "--tokenizer", str(self.model), "--endpoint", "/v1/completions", "--dataset-name",
             "random",
-        ]
+        ]  # fmt: skip
         command += ["--ignore-eos", "--seed", "1", "--save-result", "--result-dir", str(out.parent)]
         command += ["--result-filename", out.name, "--disable-tqdm", *arguments]
         done = subprocess.run(

@@ -20,13 +20,9 @@ from twinserve.policies.plan import DEVICE, HOST
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 SETTINGS = {
-    "num_blocks": 26,
-    "block_tokens": 32,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 96,
-    "max_model_len": 448,
-    "reserve_full_isl": False,
-}
+    "num_blocks": 26, "block_tokens": 32, "max_num_seqs": 8, "max_num_batched_tokens": 96,
+    "max_model_len": 448, "reserve_full_isl": False,
+}  # fmt: skip
 TINY = tiny_model.MODELS["tiny"]
 SLOT_BYTES = TINY.layers * 2 * TINY.kv_heads * TINY.head_dim * 4
 

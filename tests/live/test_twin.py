@@ -204,18 +204,9 @@ def test_policy_vllm_runs_in_wall_time_on_a_pool_of_its_own_size(own_pool_run, b
 
 # -- graphs and documents --------------------------------------------------------------------------
 FAMILIES = (
-    "justitia",
-    "srjf",
-    "vllm-sjf",
-    "parrot",
-    "vtc",
-    "kv-share",
-    "echo",
-    "echo-bs",
-    "echo-bs-e",
-    "echo-bs-e-s",
-    "vllm",
-)
+    "justitia", "srjf", "vllm-sjf", "parrot", "vtc", "kv-share", "echo", "echo-bs", "echo-bs-e",
+    "echo-bs-e-s", "vllm",
+)  # fmt: skip
 
 
 def checked_run(bench: Bench, name: str, policy: str) -> tuple[LiveRun, pd.DataFrame]:

@@ -23,16 +23,10 @@ BLOCK = 32
 LONGEST = 180  # tokens of a request
 # Of requests that come faster than the tiny model serves them.
 CROWDED = {
-    "async_scheduling": False,
-    "host_time": "none",
-    "trace": "poisson",
-    "rate": 300.0,
-    "requests": 24,
-    "cap_length": LONGEST,
-    "block_tokens": BLOCK,
-    "max_num_seqs": 12,
+    "async_scheduling": False, "host_time": "none", "trace": "poisson", "rate": 300.0,
+    "requests": 24, "cap_length": LONGEST, "block_tokens": BLOCK, "max_num_seqs": 12,
     "max_num_batched_tokens": 192,
-}
+}  # fmt: skip
 
 GRAPHS = ("KBQAV", "CC", "EV", "FV", "EV")  # two to five stages each
 # Four documents of two or three blocks, and one to five questions on each.

@@ -19,14 +19,10 @@ from twinserve.profiles.forms.echo import EchoModel
 from twinserve.traces.workload import Workload
 
 OPTIONS = (
-    "echo:slo=gap,sample_s=0.01,history_s=0.1",
-    "echo:length_buckets=false,b_decode=0.3",
-    "echo-bs:threshold=true",
-    "echo:feedback=0.3",
-    "echo:benefit=offline",
-    "echo:offline=climb",
+    "echo:slo=gap,sample_s=0.01,history_s=0.1", "echo:length_buckets=false,b_decode=0.3",
+    "echo-bs:threshold=true", "echo:feedback=0.3", "echo:benefit=offline", "echo:offline=climb",
     "echo:offline=climb,benefit=offline",
-)
+)  # fmt: skip
 VARIANTS = (*LADDER, *OPTIONS)
 CASES = [
     *((policy, kind) for policy in LADDER for kind in (*KINDS, "paged-rc", "task-aware")),

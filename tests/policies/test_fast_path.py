@@ -22,43 +22,32 @@ KINDS = ("paged", "cached", "bidirectional")
 # Every policy there is, as it comes and with its options that change who gives way, and how.
 VARIANTS = {
     "bros": (
-        "bros",
-        "bros:swap=false",
-        "bros:chunk=5,replacement=false",
-        "bros:group_size=3",
-        "bros:order=savable",
-        "bros:chunk=fit",
-        "bros:chunk=fit,group_size=2",
-        "bros:chunk=fit,fit_least=4,fit_age_s=0.02,fit_feedback=0.5",
-        "bros:base_batch=1",
+        "bros", "bros:swap=false", "bros:chunk=5,replacement=false", "bros:group_size=3",
+        "bros:order=savable", "bros:chunk=fit", "bros:chunk=fit,group_size=2",
+        "bros:chunk=fit,fit_least=4,fit_age_s=0.02,fit_feedback=0.5", "bros:base_batch=1",
         "bros:base_batch=2,chunk=5",
     ),
     "conserve": ("conserve", "conserve:preemption_mode=recompute"),
     "mlfq": (
-        "mlfq",
-        "mlfq:quantum=0.004,starve_limit=0.05,min_free_blocks=2",
+        "mlfq", "mlfq:quantum=0.004,starve_limit=0.05,min_free_blocks=2",
         "mlfq:preemption_mode=recompute",
     ),
     "preemptive-wait": (
-        "preemptive-wait",
-        "preemptive-wait:preemption_mode=swap",
+        "preemptive-wait", "preemptive-wait:preemption_mode=swap",
         "preemptive-wait:newcomers_preempt=false",
     ),
     "round-robin": ("round-robin", "round-robin:chunk=3", "round-robin:batch_size=2"),
     "sarathi": ("sarathi", "sarathi:chunk_size=5"),
     "tgi": (
-        "tgi",
-        "tgi:max_new_tokens=20",
+        "tgi", "tgi:max_new_tokens=20",
         "tgi:max_new_tokens=20,waiting_served_ratio=1.5,max_waiting_tokens=3",
     ),
     "vllm": (
-        "vllm",
-        "vllm:enable_chunked_prefill=false",
-        "vllm:long_prefill_token_threshold=7",
+        "vllm", "vllm:enable_chunked_prefill=false", "vllm:long_prefill_token_threshold=7",
         "vllm:scheduling=priority",
     ),
     "vllm-v0": ("vllm-v0", "vllm-v0:preemption_mode=swap", "vllm-v0:watermark=0.2"),
-}
+}  # fmt: skip
 POLICIES = [text for name in policy_names() for text in VARIANTS.get(name, (name,))]
 
 

@@ -322,13 +322,9 @@ def test_applications_one_step_at_a_time_give_the_same_rows(policy, case):
 # promised beyond that.
 TURNS = [
     ("vtc", [2.0, 5.0, 11.0], [[(11, 8)], [(15, 10), (14, 14), (15, 12)], [(3, 20)]], 11),
-    (
-        "kv-share",
-        [1.0, 2.0, 11.0],
-        [[(1, 19), (9, 12), (12, 7)], [(2, 7), (8, 14), (8, 4)], [(1, 2)]],
-        15,
-    ),
-]
+    ("kv-share", [1.0, 2.0, 11.0],
+     [[(1, 19), (9, 12), (12, 7)], [(2, 7), (8, 14), (8, 4)], [(1, 2)]], 15),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("policy, arrivals, stages, blocks", TURNS)

@@ -14,16 +14,12 @@ from twinserve.policies.base import EngineLimits
 from twinserve.traces.workload import Workload
 
 VARIANTS = (
-    "layerkv",
-    "layerkv:slo_aware=false",
+    "layerkv", "layerkv:slo_aware=false",
     "layerkv:savable_only=true,current_tpot=request,predictor=perfect",
-    "layerkv:x=0,proactive=false",
-    "layerkv:x=1,promote=false",
-    "layerkv:threshold=0,horizon=0,interleaved=false",
-    "layerkv:retain=min,preemption_mode=swap",
-    "layerkv:x=0,park=false",
-    "layerkv:max_parked=1",
-)
+    "layerkv:x=0,proactive=false", "layerkv:x=1,promote=false",
+    "layerkv:threshold=0,horizon=0,interleaved=false", "layerkv:retain=min,preemption_mode=swap",
+    "layerkv:x=0,park=false", "layerkv:max_parked=1",
+)  # fmt: skip
 
 
 @pytest.mark.slow

@@ -196,12 +196,8 @@ def test_a_prompt_with_two_of_four_layers_on_the_device():
     assert ledger.admit_layers(0, 9, resident=2)
     (move,) = ledger.take_moves()
     assert (move.source, move.target, move.tokens, move.layers, move.hold) == (
-        DEVICE,
-        HOST,
-        9,
-        (0, 2),
-        Hold.STEP,
-    )
+        DEVICE, HOST, 9, (0, 2), Hold.STEP,
+    )  # fmt: skip
     assert ledger.free_cells == 48 - 6 and ledger.free_host_cells == 40 - 6
     table = block_table(ledger, 0)
     assert table[0] is None and table[2] is None and len(table[1]) == len(table[3]) == 3

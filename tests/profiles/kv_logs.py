@@ -35,14 +35,10 @@ _GEMMA = {"head_dim": 256, "vocab_size": 256000, "max_position_embeddings": 8192
 
 def _config(kind: str, layers, hidden, heads, kv_heads, width, **more) -> dict:
     return {
-        "model_type": kind,
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": width,
+        "model_type": kind, "num_hidden_layers": layers, "hidden_size": hidden,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": width,
         **more,
-    }
+    }  # fmt: skip
 
 
 _CODE = {"vocab_size": 32016, "max_position_embeddings": 16384}

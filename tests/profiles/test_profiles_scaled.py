@@ -215,12 +215,8 @@ def test_an_engine_that_is_twice_as_slow_takes_twice_as_long(name, tmp_path):
     """Everything at once, on the fast path: twice the time, the same decisions."""
     save_profile(load_profile(name).scaled(step=2.0, pcie=0.5), tmp_path / "slow.json")
     given = {
-        "policy": ("vllm",),
-        "trace": "sharegpt",
-        "requests": 40,
-        "slo": "none",
-        "offline": True,
-    }
+        "policy": ("vllm",), "trace": "sharegpt", "requests": 40, "slo": "none", "offline": True,
+    }  # fmt: skip
     fast = simulate(SimulationConfig(profile=name, rate=4.0, **given))["vllm"].rows
     slow = simulate(SimulationConfig(profile=str(tmp_path / "slow.json"), rate=2.0, **given))[
         "vllm"
@@ -285,13 +281,9 @@ def test_a_form_that_does_not_exist_is_one_line():
 )
 def test_a_policy_decides_with_any_of_them(estimator):
     given = {
-        "policy": ("bros",),
-        "trace": "sharegpt",
-        "requests": 60,
-        "rate": 12.0,
-        "pool": 8,
+        "policy": ("bros",), "trace": "sharegpt", "requests": 60, "rate": 12.0, "pool": 8,
         "offline": True,
-    }
+    }  # fmt: skip
     given["profile"] = OPERATORS
     mine = simulate(SimulationConfig(estimator=estimator, **given))["bros"]
     exact = simulate(SimulationConfig(estimator=estimator, exact=True, **given))["bros"]

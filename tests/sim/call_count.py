@@ -18,12 +18,8 @@ RUNS = {
     "bros": {"policy": ("bros",), "pool": 4, "num_blocks": 400},
 }
 TRACE = {
-    "trace": "sharegpt",
-    "requests": 40,
-    "rate": 8.0,
-    "seed": 1,
-    "profile": "llama-3.1-8b@h100",
-}
+    "trace": "sharegpt", "requests": 40, "rate": 8.0, "seed": 1, "profile": "llama-3.1-8b@h100",
+}  # fmt: skip
 
 
 def calls(function: Callable[[], object]) -> int:

@@ -28,13 +28,9 @@ def steps(tmp_path):
         seconds = model.step_seconds(work) + 2e-3 + 1e-5 * (n + (new > 0))
         rows.append((seconds, n, n * c, c, new, "mine" if i % 4 else "other"))
     columns = [
-        "seconds",
-        "decode_requests",
-        "decode_context",
-        "decode_context_max",
-        "prefill_tokens",
+        "seconds", "decode_requests", "decode_context", "decode_context_max", "prefill_tokens",
         "model",
-    ]
+    ]  # fmt: skip
     path = tmp_path / "steps.csv"
     pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
     return path

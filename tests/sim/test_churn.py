@@ -117,12 +117,8 @@ def test_a_request_alone_by_hand(profile, tmp_path):
     )
     works = watched(config)
     assert [work.churn for work, _, _ in works] == [
-        Churn(joined=1, changed=True),
-        Churn(changed=True),
-        STEADY,
-        STEADY,
-        STEADY,
-    ]
+        Churn(joined=1, changed=True), Churn(changed=True), STEADY, STEADY, STEADY,
+    ]  # fmt: skip
     every = TRAFFIC.step_s + TRAFFIC.request_s
     prompt = 2**-8 + TRAFFIC.step_s + TRAFFIC.join_s + TRAFFIC.change_s
     expected = [prompt, 2**-8 + every + TRAFFIC.change_s, *[2**-8 + every] * 3]

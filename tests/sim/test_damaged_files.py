@@ -48,16 +48,12 @@ def said(capsys, *words) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        "simulate -q --config FILE",
-        "simulate -q --profile FILE",
-        "simulate -q --front-end FILE",
-        "simulate -q -t fixed:5,5 -p justitia:training=FILE",
-        "sweep --params FILE --dry-run",
-        "profiles show FILE",
-        "profiles build FILE h100 --out new.json",
+        "simulate -q --config FILE", "simulate -q --profile FILE", "simulate -q --front-end FILE",
+        "simulate -q -t fixed:5,5 -p justitia:training=FILE", "sweep --params FILE --dry-run",
+        "profiles show FILE", "profiles build FILE h100 --out new.json",
         "trace inspect FILE --format sharegpt",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("content", [DEEP, '{"a":' * 100_000, "[" * 500 + "]" * 500])
 def test_brackets_in_brackets_are_told_with_the_file(capsys, tmp_path, monkeypatch, words, content):
     monkeypatch.chdir(tmp_path)

@@ -26,13 +26,9 @@ from twinserve.sim.twin.validate_report import metric_lines, page
 
 # Prompts of 512 tokens, and memory for three of eight.
 CROWDED = {
-    "trace": "fixed:512,60",
-    "rate": 30.0,
-    "requests": 6,
-    "num_blocks": 104,
-    "host_blocks": 400,
+    "trace": "fixed:512,60", "rate": 30.0, "requests": 6, "num_blocks": 104, "host_blocks": 400,
     "slo": "none",
-}
+}  # fmt: skip
 
 
 def inputs_for(policy: str, **changes):

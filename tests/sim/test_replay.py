@@ -129,12 +129,8 @@ def test_a_run_from_settings_is_replayed_from_its_export(policy, tmp_path):
     result = run_policy(inputs, inputs.policies[0])
     path = export_requests(result, inputs.workload, tmp_path / "again.jsonl")
     settings = {
-        **config.model_dump(),
-        "trace": str(path),
-        "rate": None,
-        "requests": None,
-        "pool": 0,
-    }
+        **config.model_dump(), "trace": str(path), "rate": None, "requests": None, "pool": 0,
+    }  # fmt: skip
     again = resolve(SimulationConfig(**settings))
     assert again.notices == ()
     replayed = run_policy(again, again.policies[0])

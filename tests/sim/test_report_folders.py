@@ -199,12 +199,8 @@ def test_each_has_a_chapter_and_runs_of_a_validation_are_in_its_own(page):
     assert parsed.open == [] and parsed.loads == []
     chapters = [part.partition("</h2>")[0] for part in page.split("<h2>")[1:]]
     assert chapters == [
-        "Runs",
-        "Sweep a sweep",
-        "Comparison compared",
-        "Plan first",
-        "Validation validated",
-    ]
+        "Runs", "Sweep a sweep", "Comparison compared", "Plan first", "Validation validated",
+    ]  # fmt: skip
     assert parsed.tables[0][0] == ["", "run-9", "run-10"]
     assert ["", "live-1", "simulated"] in [table[0] for table in parsed.tables]
 

@@ -62,21 +62,17 @@ def test_routers_of_other_packages_have_options(other_packages):
     "text, said",
     [
         ("lest-requests", r"no router 'lest-requests' \(did you mean 'least-requests'\?\)"),
-        (
-            "least-requests:of=1",
-            "router 'least-requests' has no option 'of'; it has shed_rt, shed_be",
-        ),
+        ("least-requests:of=1",
+         "router 'least-requests' has no option 'of'; it has shed_rt, shed_be"),
         ("last:off=1", r"router 'last' has no option 'off' \(did you mean 'of'\?\); it has of"),
         ("last:of=0", "router 'last', option of=0: should be greater than or equal to 1"),
-        (
-            "llm-d:events_lost=0.1",
-            "router 'llm-d', option events_lost=0.1: index=approximate hears no KV events",
-        ),
+        ("llm-d:events_lost=0.1",
+         "router 'llm-d', option events_lost=0.1: index=approximate hears no KV events"),
         ("dynamo-kv:index=approximate,events_age=1", "option events_age=1: index=approximate"),
         ("dynamo-kv:ttl=60", "option ttl=60: index=exact forgets by KV events"),
         ("last:of", r"router 'last': expected option=value, not 'of' \(in 'last:of'\)"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_name_or_option_is_one_line(text, said, other_packages):
     with pytest.raises(RegistryError, match=said):
         parse_router(text)

@@ -37,12 +37,8 @@ _SCRIPTS: dict[str, tuple[str, dict]] = {
         '[ $TP -eq 2 ] && E="$E --block-size 32"\n[ -z "$NO" ] || E="$E --enforce-eager"\n'
         "[ $TP -ge 3 ] && vllm serve Qwen/Qwen3-14B\nvllm serve Qwen/Qwen3-8B -tp $TP $E\n",
         {
-            "model": "Qwen/Qwen3-8B",
-            "tp": 2,
-            "max_num_seqs": 32,
-            "block_size": 32,
-            "quantization": None,
-            "warn": ["${MODE}: defaults taken"],
+            "model": "Qwen/Qwen3-8B", "tp": 2, "max_num_seqs": 32, "block_size": 32,
+            "quantization": None, "warn": ["${MODE}: defaults taken"],
         },
     ),
     "tests of what is not known": (
@@ -58,7 +54,7 @@ _SCRIPTS: dict[str, tuple[str, dict]] = {
         "for i in 0 1; do vllm serve Qwen/Qwen3-8B --port 800$i & done\n",
         {"model": "Qwen/Qwen3-8B", "warn": ["a loop: one of the servers that it starts"]},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", _SCRIPTS)

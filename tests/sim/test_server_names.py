@@ -99,13 +99,9 @@ def test_instance_types_have_a_number_of_gpus():
     said = {
         text: machine_of_label(text)
         for text in (
-            "p5.48xlarge",
-            "g5.12xlarge",
-            "g2-standard-24",
-            "VM.GPU.A10.2",
-            "a2-highgpu-4g",
+            "p5.48xlarge", "g5.12xlarge", "g2-standard-24", "VM.GPU.A10.2", "a2-highgpu-4g",
         )
-    }
+    }  # fmt: skip
     assert said == {
         "p5.48xlarge": ("h100", 8),
         "g5.12xlarge": ("a10g", 4),

@@ -56,15 +56,11 @@ def aiperf() -> str:
 def guidellm() -> str:
     def row(name, start, prompt, output, ttft, itl, latency):
         return {
-            "request_id": name,
-            "prompt_tokens": prompt,
-            "output_tokens": output,
-            "request_start_time": start,
-            "request_latency": latency,
-            "time_to_first_token_ms": ttft,
+            "request_id": name, "prompt_tokens": prompt, "output_tokens": output,
+            "request_start_time": start, "request_latency": latency, "time_to_first_token_ms": ttft,
             "inter_token_latency_ms": itl,
             "info": {"conversation_id": None, "turn_index": 0, "error": None},
-        }
+        }  # fmt: skip
 
     failed = row("c", 1761.75, 30, None, None, None, None)
     failed["info"]["error"] = "connection reset"
@@ -196,10 +192,6 @@ def prometheus() -> str:
 
 
 FILES = {
-    "vllm-bench": vllm_bench,
-    "aiperf": aiperf,
-    "guidellm": guidellm,
-    "inference-perf": inference_perf,
-    "vllm-log": vllm_log,
-    "otel": otel,
-}
+    "vllm-bench": vllm_bench, "aiperf": aiperf, "guidellm": guidellm,
+    "inference-perf": inference_perf, "vllm-log": vllm_log, "otel": otel,
+}  # fmt: skip

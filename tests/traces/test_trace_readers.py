@@ -87,13 +87,9 @@ def test_mooncake_sessions_are_closed_loops():
 
 def staged(stage, at, **more):
     return {
-        "input_length": 3,
-        "output_length": 1,
-        "group": "app",
-        "stage": stage,
-        "timestamp": at,
+        "input_length": 3, "output_length": 1, "group": "app", "stage": stage, "timestamp": at,
         **more,
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 2, 1, 3, 0)])

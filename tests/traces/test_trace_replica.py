@@ -18,17 +18,13 @@ from twinserve.traces.readers.formats import read_file
 from twinserve.traces.stats import statistics
 
 MOONCAKE = {
-    "rows": 12_031,
-    "span_s": 3536.999,
-    "rate_per_s": 3.40,
-    "gap_cv": 3.03,
-    "moments": 1180,
+    "rows": 12_031, "span_s": 3536.999, "rate_per_s": 3.40, "gap_cv": 3.03, "moments": 1180,
     "per_moment": (10.2, 28),
     "prompt": {"mean": 12_035, "p50": 6_909, "p90": 27_367, "p99": 85_400, "max": 126_195},
     "output": {"mean": 342.6, "p50": 350, "p90": 597, "p99": 1_118.5, "max": 2_000},
     "hits": {"1000000": 0.0533, "3000000": 0.1361, "10000000": 0.2852, "unlimited": 0.3664},
     "distinct_blocks": 182_790,
-}
+}  # fmt: skip
 
 
 def check_against_mooncake(s, length=0.05, hit=0.025):

@@ -14,15 +14,11 @@ from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import write_trace
 
 NAMES = (
-    "vllm:request_rate=4,num_prompts=30",
-    "vllm:dataset_name=prefix_repetition,num_prompts=40",
-    "stages:2x30/5x30",
-    "ramp:from=1,to=10,duration=60",
-    "diurnal:low=1,high=6,period=60",
+    "vllm:request_rate=4,num_prompts=30", "vllm:dataset_name=prefix_repetition,num_prompts=40",
+    "stages:2x30/5x30", "ramp:from=1,to=10,duration=60", "diurnal:low=1,high=6,period=60",
     "bursts:base=2,peak=20,every=20,length=5,duration=60",
-    "closed:concurrency=4,requests=20,stagger=8",
-    "agents:sessions=20,rate=0.5,turns=4,groups=3",
-)
+    "closed:concurrency=4,requests=20,stagger=8", "agents:sessions=20,rate=0.5,turns=4,groups=3",
+)  # fmt: skip
 FIXED = "input=10,output=5"
 
 
