@@ -30,7 +30,7 @@ VARIANTS = {
     "conserve": ("conserve", "conserve:preemption_mode=recompute"),
     "mlfq": (
         "mlfq", "mlfq:quantum=0.004,starve_limit=0.05,min_free_blocks=2",
-        "mlfq:preemption_mode=recompute",
+        "mlfq:preemption_mode=recompute", "mlfq:quantum=0.004,skip_join=false,starve_limit=0.05",
     ),
     "preemptive-wait": (
         "preemptive-wait", "preemptive-wait:preemption_mode=swap",
@@ -39,7 +39,7 @@ VARIANTS = {
     "round-robin": ("round-robin", "round-robin:chunk=3", "round-robin:batch_size=2"),
     "sarathi": ("sarathi", "sarathi:chunk_size=5"),
     "tgi": (
-        "tgi", "tgi:max_new_tokens=20",
+        "tgi", "tgi:max_new_tokens=20", "tgi:max_batch_size=2",
         "tgi:max_new_tokens=20,waiting_served_ratio=1.5,max_waiting_tokens=3",
     ),
     "vllm": (
@@ -76,6 +76,14 @@ def compare(policy: str, kind: str, case) -> None:
 
 
 PAIRS = [(policy, kind) for policy in POLICIES for kind in KINDS]
+# Eight whose arrivals and ends fall into each other's runs of steps.
+EIGHT = Workload.build(
+    [0.0, 0.0, 0.01, 0.02, 0.05, 0.051, 0.09, 0.3],
+    [9, 17, 5, 20, 1, 12, 8, 3],
+    [25, 12, 28, 3, 20, 9, 1, 15],
+    slo_ttft_s=np.full(8, 0.4),
+    slo_tpot_s=np.full(8, 0.2),
+)
 # each policy on some ledger: the first on the first, the second on the second ...
 TURNS = [(policy, KINDS[i % len(KINDS)]) for i, policy in enumerate(POLICIES)]
 
@@ -83,6 +91,7 @@ TURNS = [(policy, KINDS[i % len(KINDS)]) for i, policy in enumerate(POLICIES)]
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "kind"), mostly_nightly(PAIRS, *TURNS))
 @examples(6, suppress_health_check=list(HealthCheck))
+@example(case=(EIGHT, 16, 30))
 @given(case=workloads())
 def test_one_step_at_a_time_gives_the_same_rows(policy, kind, case):
     compare(policy, kind, case)

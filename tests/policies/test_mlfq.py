@@ -303,36 +303,3 @@ def test_switched_off_it_swaps_only_what_is_in_the_way():
 def test_the_longest_prompt_has_a_queue():
     policy = parse_policy("mlfq:queues=3").build(ONE, BY_HAND)
     assert policy.queues.quanta.tolist() == [0.01, 0.02, 0.04]
-
-
-OPTIONS = (
-    "",
-    ",preemption_mode=recompute",
-    ",min_free_blocks=4",
-    ",skip_join=false,starve_limit=0.05",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("host", [0, 30])
-def test_runs_of_decodes_are_exact_with_its_options(option, host):
-    at = [0.0, 0.0, 0.01, 0.02, 0.05, 0.051, 0.09, 0.3]
-    workload = Workload.build(at, [9, 17, 5, 20, 1, 12, 8, 3], [25, 12, 28, 3, 20, 9, 1, 15])
-    limits = EngineLimits(max_num_seqs=3, max_num_batched_tokens=64, max_model_len=64)
-    fast, exact = (
-        simulate(
-            workload,
-            f"mlfq:quantum=0.004{option}",
-            "paged",
-            18,
-            host=host,
-            limits=limits,
-            fast=flag,
-            check=True,
-        )
-        for flag in (True, False)
-    )
-    for ours, theirs in zip(fast[:3], exact[:3], strict=True):
-        assert ours.equals(theirs)
-    assert len(fast[3].decision_seconds) < len(exact[3].decision_seconds)

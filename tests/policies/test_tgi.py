@@ -6,11 +6,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.policies.policy_runs import Desk, simulate
+from tests.policies.policy_runs import Desk
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import parse_policy
-from twinserve.traces.workload import Workload
 
 LIMITS = EngineLimits(max_num_seqs=8, max_model_len=64, kv_bytes_per_token=1)
 
@@ -165,23 +164,3 @@ def test_the_batch_never_exceeds_its_budget(requests, new, total, seats, ratio):
     assert table.output_tokens.tolist() == [
         dict(enumerate(requests))[int(name[1:])][1] for name in table.ids
     ]
-
-
-OPTIONS = (
-    "",
-    ":max_new_tokens=5",
-    ":waiting_served_ratio=2,max_waiting_tokens=7",
-    ":max_batch_size=2",
-)
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_runs_of_decodes_are_exact_with_its_options(option):
-    arrivals = [0.0, 0.0, 0.01, 0.02, 0.05, 0.051, 0.09, 0.3]
-    workload = Workload.build(arrivals, [9, 17, 5, 20, 1, 12, 8, 3], [25, 12, 28, 3, 20, 9, 1, 15])
-    fast, exact = (
-        simulate(workload, f"tgi{option}", "paged", 16, fast=flag) for flag in (True, False)
-    )
-    for ours, theirs in zip(fast[:3], exact[:3], strict=True):
-        assert ours.equals(theirs)
-    assert len(fast[3].decision_seconds) < len(exact[3].decision_seconds)
