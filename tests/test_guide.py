@@ -272,57 +272,6 @@ def test_pip_leaves_what_the_fixture_does(package, site, tmp_path):
     }
 
 
-# -- broken packages -------------------------------------------------------------------------------
-BROKEN = {
-    "raises": (
-        "import nowhere\n",
-        "cannot be loaded from broken_raises:Mine: No module named 'nowhere'",
-    ),
-    "typo": ("class Mine(:\n", "cannot be loaded from broken_typo:Mine: invalid syntax"),
-    "abstract": (
-        "from twinserve.policies.base import Policy\nclass Mine(Policy):\n    name = 'abstract'\n",
-        "broken_abstract:Mine lacks on_arrival, on_finish, plan",
-    ),
-    "named": (
-        "from twinserve.policies.baselines.vllm import VllmPolicy\nclass Mine(VllmPolicy):\n    "
-        "pass\n",
-        "broken_named:Mine says name = 'vllm'; call both the same",
-    ),
-    "function": ("def Mine(): ...\n", "broken_function:Mine is not a Policy"),
-}
-
-
-@pytest.fixture
-def broken(tmp_path, monkeypatch):
-    points = {name: f"broken_{name}:Mine" for name in BROKEN}
-    for name, (code, _) in BROKEN.items():
-        (tmp_path / f"broken_{name}.py").write_text(code)
-    info = tmp_path / "broken-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(entry_points_text({registry.POLICIES.group: points}))
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_package_gets_one_line_where_it_is_asked_for(name, broken, tmp_path):
-    code, said = run(f"simulate -p {name} -t poisson --requests 2 --rate 1", tmp_path)
-    assert code == cli.BAD_INPUT and said.count("\n") == 1
-    assert said.startswith(f"error: policy {name!r} of another package") and BROKEN[name][1] in said
-
-
-def test_a_broken_package_is_in_nobody_elses_way(broken, tmp_path):
-    for command in (
-        "simulate -p vllm -t poisson --requests 2 --rate 1",
-        "twinserve trace list",
-        "twinserve profiles list",
-        "simulate -p nobody",
-    ):
-        code, said = run(command, tmp_path)
-        assert code == (2 if "nobody" in command else 0), said
-    assert "raises" in said  # it is a name that there is
-
-
 # -- a live engine ---------------------------------------------------------------------------------
 @pytest.mark.nightly
 @pytest.mark.live

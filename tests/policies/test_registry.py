@@ -182,8 +182,6 @@ def other_packages(monkeypatch):
     points = [
         EntryPoint("theirs", f"{__name__}:Theirs", registry.POLICIES.group),
         EntryPoint("bros", f"{__name__}:Theirs", registry.POLICIES.group),
-        EntryPoint("gone", "no_such_module:Policy", registry.POLICIES.group),
-        EntryPoint("number", "math:pi", registry.POLICIES.group),
     ]
     module = sys.modules[__name__]
     monkeypatch.setitem(sys.modules, __name__, module)
@@ -200,8 +198,34 @@ def test_policies_of_other_packages(other_packages):
         policy_class("thers")
 
 
-def test_broken_policies_of_other_packages(other_packages):
-    with pytest.raises(RegistryError, match="'gone' of another package cannot be loaded from no_s"):
-        policy_class("gone")
-    with pytest.raises(RegistryError, match="'number' of another package: math:pi is not a Policy"):
-        policy_class("number")
+BROKEN = {
+    "raises": ("import nowhere", "cannot be loaded from broken_raises:Mine: No module named 'no"),
+    "typo": ("class Mine(:", "cannot be loaded from broken_typo:Mine: invalid syntax"),
+    "abstract": (
+        "from twinserve.policies.base import Policy\nclass Mine(Policy): name = 'abstract'",
+        "broken_abstract:Mine lacks on_arrival, on_finish, plan",
+    ),
+    "named": (
+        "from twinserve.policies.baselines.vllm import VllmPolicy\nclass Mine(VllmPolicy): pass",
+        "broken_named:Mine says name = 'vllm'; call both the same",
+    ),
+    "function": ("def Mine(): ...", "broken_function:Mine is not a Policy"),
+}
+
+
+def test_broken_packages_are_named_where_they_are_asked_for_alone(tmp_path, monkeypatch):
+    points = {name: f"broken_{name}:Mine" for name in BROKEN}
+    for name, (code, _) in BROKEN.items():
+        (tmp_path / f"broken_{name}.py").write_text(code)
+    about = tmp_path / "broken-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    lines = [f"[{registry.POLICIES.group}]", *(f"{n} = {where}" for n, where in points.items())]
+    (about / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert set(BROKEN) < set(policy_names()) and policy_class("vllm").name == "vllm"
+    for name, (_, said) in BROKEN.items():
+        with pytest.raises(RegistryError) as error:
+            policy_class(name)
+        assert str(error.value).startswith(f"policy {name!r} of another package")
+        assert said in str(error.value) and "\n" not in str(error.value)
