@@ -16,6 +16,8 @@ from twinserve.traces.readers.columns import Rows, assemble
 from twinserve.traces.workload import Workload, WorkloadError
 
 CLIENT, SERVER = "client", "server"
+LEAST_TURNS = 8  # requests that a closed loop sends after its first ones, for it to be seen
+LOOP_SLACK = 0.1  # of its requests, of those under way, and of a latency between two requests
 SENT = "record when requests were sent"
 
 
@@ -131,6 +133,12 @@ def workload_of(found: Measurement) -> Workload:
     group, stage, delay, names = _sessions(found, notices)
     sent = found.arrival_s if found.due_s is None else found.due_s
     arrival = np.where(stage > 0, np.nan, sent)
+    if (clients := clients_of(found)) is not None:
+        notices.append(
+            f"requests are sent when others end, as {clients} clients in a loop send them; their "
+            "times are replayed, so a slower server gets more at once: keep to speeds like this "
+            "server's, or state max_concurrency in a file of vllm bench serve"
+        )
     notices.append("prompts' texts are not in the file: no prompt shares blocks with another one")
     return assemble(
         rows.kept(served),
@@ -144,6 +152,26 @@ def workload_of(found: Measurement) -> Workload:
         notices=notices,
         **_columns(found, served, stage, delay, names),
     )
+
+
+def clients_of(found: Measurement) -> int | None:
+    """Return how many clients in a closed loop sent the requests, if the file states no limit and
+    nearly every request after the first ones came right after the end of another one, with as many
+    under way as ever. None: no such loop."""
+    known = found.served & ~np.isnan(found.arrival_s) & ~np.isnan(found.e2el_s)
+    if found.concurrency is not None or not known.any():
+        return None
+    took = found.e2el_s[known]
+    begin, end = np.sort(found.arrival_s[known]), np.sort(found.arrival_s[known] + took)
+    ended = np.searchsorted(end, begin, "right")
+    under_way = np.arange(1, len(begin) + 1) - ended
+    most = int(under_way.max())
+    later = slice(most, None)
+    if len(begin) - most < max(LEAST_TURNS, most) or not ended[later].all():
+        return None
+    full = np.mean(under_way[later] >= (1 - LOOP_SLACK) * most)
+    waited = np.median(begin[later] - end[ended[later] - 1])
+    return most if full >= 1 - LOOP_SLACK and waited <= LOOP_SLACK * took.mean() else None
 
 
 def _columns(found: Measurement, served, stage, delay, names) -> dict:

@@ -14,7 +14,7 @@ from twinserve.experiments.apart.runs import AGGREGATED, OBJECTIVES, run_point
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.experiments.study.tables import Table, Text
-from twinserve.sim.sweep.statistics import shown
+from twinserve.sim.report.over import with_digits as shown
 
 GRID = Grid(
     {

@@ -19,7 +19,7 @@ from twinserve.experiments.study.grid import Grid, joined
 from twinserve.experiments.study.output import markdown_table
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.experiments.study.tables import Table
-from twinserve.sim.sweep.statistics import shown
+from twinserve.sim.report.over import with_digits as shown
 
 ENGINES = ("llama-3.1-8b@h100", "qwen2.5-14b@a100-40g:tp2", "llama-3.1-70b@h100:tp4")
 # Rates published for EAGLE-3 (docs/policies.md), and the same for drafts that cost nothing.

@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 from twinserve.experiments.study.verdict import Claim, Verdict, judge, judge_bound, judge_direction
-from twinserve.sim.sweep.statistics import shown
+from twinserve.sim.report.over import with_digits as shown
 
 
 @dataclass(frozen=True)

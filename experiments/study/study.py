@@ -30,10 +30,10 @@ from twinserve.experiments.study.output import (
 from twinserve.experiments.study.points import Plan, Point, Rows, planned, runs_digest, shown_grid
 from twinserve.experiments.study.verdict import MEANING, Claim, summary
 from twinserve.formats import Format, same
+from twinserve.sim.report.over import with_digits as shown
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.points import sources_digest
-from twinserve.sim.sweep.statistics import shown
 from twinserve.traces.write import write_atomically
 
 CLAIMS_FILE, TEXT_FILE = "claims.json", "report.md"

@@ -11,8 +11,9 @@ import pandas as pd
 
 from twinserve.experiments.study.grid import REPEATS
 from twinserve.experiments.study.output import markdown_table
+from twinserve.sim.report.over import with_digits as shown
 from twinserve.sim.sweep.baseline import KINDS, Gains, baseline_of, told
-from twinserve.sim.sweep.statistics import over_seeds, shown
+from twinserve.sim.sweep.statistics import over_seeds
 
 FIRST, BEFORE = "first", "before"
 

@@ -17,8 +17,8 @@ from twinserve.experiments.study.grid import Grid, windows
 from twinserve.experiments.study.output import markdown_table
 from twinserve.experiments.study.tables import Table
 from twinserve.policies.overview import KNOWN
+from twinserve.sim.report.over import with_digits as shown
 from twinserve.sim.sweep.baseline import baseline_of
-from twinserve.sim.sweep.statistics import shown
 
 PROFILE, TRACE, SLO = "llama-3.1-8b@l40s", "azure-2023", "ttft=1,tpot=0.05"
 BASE = "vllm"

@@ -59,9 +59,11 @@ def check(
     """A measured server at another rate.
 
     bench      results of `vllm bench serve --save-detailed`, or of other tools that time single
-               requests; several are loads of one server
+               requests; several are loads of one server. One result without single requests is
+               compared by its means and percentiles
     profile    to begin with: of similar hardware
-    at         factor on the measured rate of requests: 2.0, or "2x"
+    at         factor on the measured rate of requests, or on the clients of a closed loop: 2.0,
+               or "2x"
     config     a run.json with the server's settings
     saturated  fit all of a file, even if the server's queue grew
 

@@ -40,9 +40,10 @@ def check(
 
     Args:
         bench: Results of vllm bench serve --save-detailed, or other files with times of single
-            requests; several files are loads of the same server.
+            requests; several files are loads of the same server. A result without single requests
+            is compared by its means and percentiles.
         profile: The profile to begin with; take one of similar hardware.
-        at: Factor on the measured rate of requests, such as 2x.
+        at: Factor on the measured rate of requests, such as 2x; on the clients of a closed loop.
         config: A run.json with the server's settings.
         num_blocks: KV blocks of the server.
         block_tokens: Tokens of one of its KV blocks.

@@ -72,16 +72,19 @@ def compare(
 def _sides(
     paths: list[Path], format: str | None, columns: str | None, benchmark: int | None
 ) -> tuple[list[Path], list[Measurement]]:
-    """Folders of runs, and measurements. Raises ResultsError where either is missing."""
+    """Folders of runs, and measurements. Raises ResultsError if either is missing."""
     from twinserve.sim.results.folders import ResultsError
     from twinserve.traces.readers.formats import read_measurement
     from twinserve.traces.readers.options import ReadOptions
 
+    for path in paths:
+        if not path.exists():
+            raise ResultsError(f"{path}: no such file or folder: check the name")
     folders = [path for path in paths if path.is_dir()]
     files = [path for path in paths if not path.is_dir()]
     if not folders:
         raise ResultsError("no folder of a run: give one that `simulate --out` wrote")
     if not files:
-        raise ResultsError("no measured file: give one beside the runs (docs/traces.md)")
+        raise ResultsError("no measured file: name one as well (docs/traces.md)")
     options = ReadOptions(columns=columns, benchmark=benchmark)
     return folders, [read_measurement(path, format, options) for path in files]

@@ -61,7 +61,7 @@ def with_digits(mean: float, half: float, digits: int = 3) -> str:
     if not half:
         return f"{with_digits(mean, np.nan, digits)} ± 0"
     decimals = min(max(1 - math.floor(math.log10(half)), 0), 9)
-    return f"{mean:,.{decimals}f} ± {half:,.{decimals}f}"
+    return f"{mean:z,.{decimals}f} ± {half:,.{decimals}f}"
 
 
 def queues(said: str) -> str:

@@ -38,13 +38,3 @@ def over_seeds(frame: pd.DataFrame, by: Sequence[str], values: Sequence[str]) ->
             row[name], row[f"{name}_ci"] = interval(group[name])
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def shown(mean: float, half: float, digits: int = 3) -> str:
-    """`12.3 ± 0.4` with as many significant digits of the mean as asked for."""
-
-    def number(value: float, digits: int) -> str:
-        short = f"{value:.{digits}g}"
-        return f"{value:,.0f}" if abs(value) >= 10**digits or "e+" in short else short
-
-    return number(mean, digits) + (f" ± {number(half, 2)}" if np.isfinite(half) else "")

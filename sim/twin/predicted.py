@@ -10,42 +10,51 @@ from pathlib import Path
 
 from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.front_end import save_front_end
+from twinserve.profiles.profile import Profile
 from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.error_bars import run_with_steps_off
 from twinserve.sim.setup.hardware import most_decodes
-from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import Report, run_policy
-from twinserve.sim.twin.compare import TOLERANCE, Row, table
+from twinserve.sim.twin.compare import TOLERANCE, Row, error, table
 from twinserve.sim.twin.compare_report import timed
 from twinserve.sim.twin.queues import OVERLOADED, queue_words, run_queue
-from twinserve.sim.twin.served import from_server, of_run
-from twinserve.sim.twin.server_fit import ServerFit, early, fit_server, on_profile
+from twinserve.sim.twin.served import Served, from_server, of_measurement, of_run
+from twinserve.sim.twin.server_fit import NoTimesError, ServerFit, early, fit_server, on_profile
+from twinserve.sim.twin.summarised import NO_RATE, is_summary, stated_inputs, summary_notices
+from twinserve.traces.measurement import Measurement
 
 _SHOWN = ("mean", "p90", "p99", "output tokens/s")
+NOT = "Do not believe it"
+_OF_SUMMARY = ("ttft", "tpot", "e2el", "throughput")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """found    the fit to the measurement
-    factor   on the measured rate
+    """factor   on the measured rate
     rows     of each number: measured, then simulated as measured, at the other rate, and there
              with step times off by their expected error
     verdict  whether to believe it
+    error    of the simulation at the measured rate: on requests that the fit had not seen
+    notices  what is to be known beside the table
+    fit      to the measurement; None of a summary, to which nothing can be fitted
     """
 
-    found: ServerFit
     factor: float
     rows: Sequence[Row]
     verdict: str
+    error: float
+    notices: Sequence[str]
+    fit: ServerFit | None
 
     def lines(self) -> list[str]:
         """The table, and what is to be known beside it."""
-        return [*_table(self.rows, f"{self.factor:g}x"), "", *self.found.notices()]
+        return [*_table(self.rows, f"{self.factor:g}x"), "", *self.notices]
 
     def document(self) -> dict:
-        return _document(self.found, self.rows, self.verdict, self.factor)
+        return _document(self)
 
 
 def predict(
@@ -64,10 +73,47 @@ def predict(
         raise SettingsError("--profile is needed: the one to begin with, as llama-3.1-8b@h100")
     factor = _factor(at)
     begin("fit")
-    found = fit_server(files, settings, config, saturated, simulations, "check")
-    as_measured, predicted = _runs(found, factor, report, begin)
-    rows = _rows(found, [as_measured, *predicted])
-    return Prediction(found, factor, rows, verdict(found, predicted, f"{factor:g}x", rows))
+    try:
+        found = fit_server(files, settings, config, saturated, simulations, "check")
+    except NoTimesError as bare:
+        if len(files) > 1 or not is_summary(bare.found):
+            raise
+        return _of_summary(bare.found, settings, config, factor, report, begin)
+    with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
+        file = None
+        if (front_end := found.front_end()) is not None:
+            file = str(Path(scratch) / "f.json")
+            save_front_end(front_end, file)
+        base = found.inputs[0]
+        loads = [on_profile(one, found.profile(), file) for one in (base, _scaled(base, factor))]
+        as_measured, predicted = _runs(loads, report, begin)
+    server = from_server(found.found[0])
+    now = early(of_run("", as_measured, server), found.until_s[0])
+    rows = _rows(found.measured()[:1], [now, *(of_run("", run, server) for run in predicted)])
+    off = f"the simulation is {found.error:.1%} off on requests that the fit had not seen"
+    said = _believed(found.error, off, found.profile(), predicted, f"{factor:g}x")
+    notices = [*found.notices(), *_clients(loads)]
+    return Prediction(factor, rows, _without(said, rows), found.error, notices, found)
+
+
+def _of_summary(
+    found: Measurement,
+    settings: Mapping,
+    config: Path | None,
+    factor: float,
+    report: Report | None,
+    begin: Callable[[str], None],
+) -> Prediction:
+    """Of a file without single requests: step times are those of the profile as it is."""
+    loads = stated_inputs(found, settings, config, factor)
+    as_measured, predicted = _runs(loads, report, begin)
+    every = table([of_measurement(found)], [of_run("", run) for run in (as_measured, *predicted)])
+    off_by = error(every, 0)
+    off = f"the simulation of the load that the summary states is {off_by:.1%} off"
+    said = _believed(off_by, off, loads[0].hardware.profile, predicted, f"{factor:g}x")
+    rows = [row for row in every if row.service_class == "all" and row.metric in _OF_SUMMARY]
+    notices = [*summary_notices(found), *_clients(loads)]
+    return Prediction(factor, rows, _without(said, rows), off_by, notices, None)
 
 
 def _factor(text: str) -> float:
@@ -80,46 +126,54 @@ def _factor(text: str) -> float:
     return factor
 
 
+def _scaled(base: Inputs, factor: float) -> Inputs:
+    """The first file's requests at the other rate; of a closed loop, from other clients too."""
+    workload = resolve(base.config.model_copy(update={"rate_scale": factor})).workload
+    if workload.concurrency is not None:
+        clients = max(round(factor * workload.concurrency), 1)
+        workload = replace(workload, concurrency=clients)
+    elif factor != 1 and not workload.span_s:
+        raise SettingsError(f"--at {factor:g}x: {NO_RATE.format(base.config.trace)}")
+    return replace(base, workload=workload)
+
+
+def _clients(loads: Sequence[Inputs]) -> list[str]:
+    now, then = (load.workload.concurrency for load in loads)
+    return [f"note: a closed loop: {then} requests at once, measured {now}"] * (now != then)
+
+
 def _runs(
-    found: ServerFit, factor: float, report: Report | None, begin: Callable[[str], None]
+    loads: Sequence[Inputs], report: Report | None, begin: Callable[[str], None]
 ) -> tuple[RunResult, list[RunResult]]:
-    """The first file's requests on the fitted profile at the measured rate; and at the other one,
-    first with the step times as they are, then with these off by the expected error."""
-    base, profile = found.inputs[0], found.profile()
+    """Of the load as measured; and of that at the other rate, first with step times as they are,
+    then with these off by the expected error."""
+    base, inputs = loads
     spec = base.policies[0]
-    with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
-        file = None
-        if (front_end := found.front_end()) is not None:
-            file = str(Path(scratch) / "f.json")
-            save_front_end(front_end, file)
-        scaled = resolve(base.config.model_copy(update={"rate_scale": factor}))
-        inputs = on_profile(replace(base, workload=scaled.workload), profile, file)
-        begin("predict")
-        as_measured = run_policy(on_profile(base, profile, file), spec)
-        run = run_policy(inputs, spec, report)
-        errors = expected_errors(profile, decodes=most_decodes(run.rows.step_columns))
-        off = run_with_steps_off(inputs, spec, errors, report, begin=begin)
-        return as_measured, [run, *off]
+    begin("predict")
+    as_measured = run_policy(base, spec)
+    run = run_policy(inputs, spec, report)
+    profile = inputs.hardware.profile
+    errors = expected_errors(profile, decodes=most_decodes(run.rows.step_columns))
+    off = run_with_steps_off(inputs, spec, errors, report, begin=begin)
+    return as_measured, [run, *off]
 
 
-def _rows(found: ServerFit, runs: Sequence[RunResult]) -> list[Row]:
+def _rows(measured: Sequence[Served], served: Sequence[Served]) -> list[Row]:
     """Numbers of the first file, and of the runs in their order."""
-    server = from_server(found.found[0])
-    served = [of_run("", run, server) for run in runs]
-    served[0] = early(served[0], found.until_s[0])
     return [
         row
-        for row in table(found.measured()[:1], served)
+        for row in table(measured, served)
         if row.service_class == "all"
         and row.metric not in ("prompt", "output", "itl")
         and row.statistic in _SHOWN
     ]
 
 
-def verdict(found: ServerFit, predicted: Sequence[RunResult], at: str, rows: Sequence[Row]) -> str:
-    """Whether to believe the prediction, in a sentence; and which latencies not to believe, as they
-    are off at the measured rate already."""
-    said = _believed(found, predicted, at)
+def _without(said: str, rows: Sequence[Row]) -> str:
+    """The sentence, with the latencies that are not to be believed, as they are off at the measured
+    rate already."""
+    if said.startswith(NOT):
+        return said
     for metric in ("ttft", "tpot", "e2el"):
         off = [abs(row.errors()[0]) for row in rows if row.metric == metric]
         if off and sum(off) / len(off) > TOLERANCE:
@@ -130,14 +184,17 @@ def verdict(found: ServerFit, predicted: Sequence[RunResult], at: str, rows: Seq
     return said
 
 
-def _believed(found: ServerFit, predicted: Sequence[RunResult], at: str) -> str:
-    run, profile = predicted[0], found.profile()
-    off = f"the simulation is {found.error:.1%} off on requests that the fit had not seen"
+def _believed(
+    off_by: float, off: str, profile: Profile, predicted: Sequence[RunResult], at: str
+) -> str:
+    """Whether to believe the prediction, in a sentence. off: what the error at the measured rate is
+    of, in words."""
+    run = predicted[0]
     queues = [run_queue(one.summary) for one in predicted]
     over = [queue is not None and queue["verdict"] in OVERLOADED for queue in queues]
     most, known = most_decodes(run.rows.step_columns), profile.fitted_requests
-    if found.error > TOLERANCE:
-        return f"Do not believe it: {off}, more than {TOLERANCE:.0%}."
+    if off_by > TOLERANCE:
+        return f"{NOT}: {off}, more than {TOLERANCE:.0%}."
     if all(over):
         return (
             f"Believe that {at} is too much: {queue_words(queues[0])}, with slow and fast steps "
@@ -154,7 +211,8 @@ def _believed(found: ServerFit, predicted: Sequence[RunResult], at: str) -> str:
             f"Believe the range, not the number: {off}, but at {at} up to {most:,} requests decode "
             f"at once and {known:,} were measured, so steps may be {error:.0%} off."
         )
-    within = f"its batches are within those measured (up to {most:,} of {known:,} requests)"
+    within = "its batches are within those measured"
+    within += "" if known is None else f" (up to {most:,} of {known:,} requests)"
     if queues[0] is None or queues[0]["verdict"] != "keeps up":
         return (
             f"Believe it for a load of this length: {off}, and {within}; whether the server keeps "
@@ -180,14 +238,14 @@ def _table(rows: Sequence[Row], at: str) -> list[str]:
     return lines
 
 
-def _document(found: ServerFit, rows: Sequence[Row], said: str, factor: float) -> dict:
+def _document(found: Prediction) -> dict:
     return {
         "version": 1,
-        "verdict": said,
-        "rate_scale": factor,
+        "verdict": found.verdict,
+        "rate_scale": found.factor,
         "error": found.error,
-        "error_before": found.fitted.before,
-        "fitted_requests": found.most_under_way(),
+        "error_before": found.fit.fitted.before if found.fit else None,
+        "fitted_requests": found.fit.most_under_way() if found.fit else None,
         "numbers": [
             {
                 "metric": row.metric,
@@ -198,7 +256,7 @@ def _document(found: ServerFit, rows: Sequence[Row], said: str, factor: float) -
                 "low": min(row.simulated[1:]),
                 "high": max(row.simulated[1:]),
             }
-            for row in rows
+            for row in found.rows
         ],
-        "notices": list(found.notices()),
+        "notices": list(found.notices),
     }

@@ -17,6 +17,13 @@ METRICS = (*LATENCIES, "itl")
 _TAILS = ("p90", "p99")
 
 
+# what a run.json says of its requests; here they are the measured ones, as they came
+OF_REQUESTS = (
+    *("columns", "raw_arrivals", "rate", "duration", "requests", "rate_scale", "load", "window"),
+    *("cap_length", "pool", "client_timeout"),
+)
+
+
 @dataclass(frozen=True)
 class Served:
     """Requests that got all their tokens; arrays have one entry each.

@@ -19,16 +19,18 @@ from twinserve.sim.setup.presets import from_file
 from twinserve.sim.setup.run import Simulation
 from twinserve.sim.twin import serving_fit
 from twinserve.sim.twin.queues import queue_of, queue_words, steady_stretch
-from twinserve.sim.twin.served import Served, from_server, of_measurement, of_run
+from twinserve.sim.twin.served import OF_REQUESTS, Served, from_server, of_measurement, of_run
 from twinserve.sim.twin.serving_fit import NAMES, Fitted, Load, Terms
 from twinserve.traces.measurement import Measurement
 from twinserve.traces.readers.formats import read_measurement
 
-# what a run.json says of its requests; here they are the measured ones, as they came
-_OF_REQUESTS = (
-    *("columns", "raw_arrivals", "rate", "duration", "requests", "rate_scale", "load", "window"),
-    *("cap_length", "pool", "client_timeout"),
-)
+
+class NoTimesError(SettingsError):
+    """found: the measurement, which has no times of single requests."""
+
+    def __init__(self, said: str, found: Measurement) -> None:
+        super().__init__(said)
+        self.found = found
 
 
 @dataclass(frozen=True)
@@ -183,10 +185,9 @@ def queue_notices(found: Measurement, until_s: float) -> list[str]:
 def _measured(file: Path, verb: str) -> Measurement:
     found = read_measurement(file)
     if not _timed(found):
-        said = "; ".join(found.notices)
-        raise SettingsError(
-            f"{verb} {file}: has no times to first token of single requests"
-            f"{f' ({said})' if said else ''}; with vllm bench serve, add --save-detailed"
+        said = "; ".join(found.notices) or "with vllm bench serve, add --save-detailed"
+        raise NoTimesError(
+            f"{verb} {file}: has no times to first token of single requests: {said}", found
         )
     return found
 
@@ -222,7 +223,7 @@ def _one_side(found: Sequence[Measurement], verb: str) -> bool:
 
 def _inputs(found: Measurement, given: dict, verb: str) -> Inputs:
     """The measured requests, without objectives, and with no host time but what is fitted."""
-    given = {name: value for name, value in given.items() if name not in _OF_REQUESTS}
+    given = {name: value for name, value in given.items() if name not in OF_REQUESTS}
     always = {"trace": found.path, "format": found.name, "slo": "none"}
     always |= {"host_time": "none", "front_end": "none"}
     if given.get("fleet") is not None or given.get("replicas", 1) != 1:

@@ -103,3 +103,28 @@ def test_too_much_is_said_and_can_be_believed(tmp_path, capsys, monkeypatch):
 def test_bad_input_is_one_line(words, says, file, capsys):
     code, said = check(capsys, file, *words)
     assert code == BAD_INPUT and says in said and said.count("\n") == 1
+
+
+CLOSED = "vllm:num_prompts=60,max_concurrency=8,random_input_len=300,random_output_len=40"
+
+
+@pytest.mark.parametrize("detailed", [True, False])
+def test_a_closed_loop_has_other_clients_at_another_rate(detailed, tmp_path, capsys, monkeypatch):
+    """A summary too: its load is made from what it states, and it is not fitted."""
+    monkeypatch.setattr(serving_fit, "fit", lambda *given: Fitted(AS_IT_IS, {}, 0.02, 0.02, 1))
+    served = ts.simulate("vllm", trace=CLOSED, profile=PROFILE, slo="none")
+    content = json.loads(bench(served.result)) | {"max_concurrency": 8, "request_rate": "inf"}
+    if not detailed:
+        content = {k: v for k, v in content.items() if not isinstance(v, list)}
+        content |= {"completed": 60, "total_input_tokens": 60 * 300, "total_output_tokens": 60 * 40}
+        content["mean_ttft_ms"] = served.summary["mean_ttft_ms"]
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(content))
+    code, said = check(capsys, str(path), "--profile", PROFILE, "--at", "2x")
+    assert code == 0 and "a closed loop: 16 requests at once, measured 8" in said
+    assert ("the load that the summary states is 0.0% off" in said) != detailed
+    if not detailed:
+        assert "requests of its mean lengths, `vllm:num_prompts=60," in said
+    path.write_text(json.dumps(content | {"max_concurrency": None, "start_times": [1.0] * 60}))
+    code, said = check(capsys, str(path), "--profile", PROFILE, "--at", "2x")
+    assert code == BAD_INPUT and "there is no rate to change" in said

@@ -103,6 +103,7 @@ def test_numbers_have_the_digits_of_their_intervals():
     assert with_digits(68.66, 2.04) == "68.7 ± 2.0" and with_digits(3713.4, 417.2) == "3,713 ± 417"
     assert with_digits(1.0, 0.0) == "1 ± 0" and with_digits(12345.6, np.nan) == "12,346"
     assert with_digits(21.6012, 0.00704) == "21.6012 ± 0.0070"
+    assert with_digits(495.2, 99.7) == "495 ± 100" and with_digits(-0.17, 14.0) == "0 ± 14"
     assert with_digits(np.nan, 1.0) == "-"
 
 

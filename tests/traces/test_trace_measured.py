@@ -176,9 +176,31 @@ def test_a_bench_result_without_latencies_ends_with_its_last_gap(measure):
     assert measure(json.dumps(content)).e2el_s[:2].tolist() == pytest.approx([0.4, 0.35])
 
 
-def test_a_closed_loop_of_a_bench_is_told():
+def test_a_closed_loop_of_a_bench_stays_one_without_queue_times():
     w = read_bytes(measured_files.vllm_bench(max_concurrency=8).encode(), "f")
+    assert w.concurrency == 8 and w.arrival_s.tolist() == [0.0, 0.5]  # as this server let them
     assert "--max-concurrency 8" in said(w.provenance.notices)
+    w = read_bytes(measured_files.vllm_bench(max_concurrency=8, request_rate="inf").encode(), "f")
+    assert w.concurrency == 8 and w.arrival_s.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("clients, seen", [(1, True), (3, True), (None, False)])
+def test_clients_in_a_loop_that_no_file_names_are_noticed(clients, seen):
+    rng = np.random.default_rng(1)
+    took = rng.uniform(0.8, 1.2, 40)
+    if clients is None:
+        start = np.cumsum(rng.exponential(0.4, 40))
+    else:
+        free, start = np.zeros(clients), np.zeros(40)
+        for row in range(40):
+            start[row] = free.min() + 0.001
+            free[free.argmin()] = start[row] + took[row]
+    table = "at,in,out,took\n" + "".join(
+        f"{a:.4f},9,5,{b:.4f}\n" for a, b in zip(start, took, strict=True)
+    )
+    options = ReadOptions(columns="arrival=at,prompt=in,output=out,e2el=took")
+    w = read_bytes(table.encode(), "f", None, options)
+    assert (f"as {clients} clients in a loop" in said(w.provenance.notices)) == seen
 
 
 def test_several_results_in_one_file_are_refused():

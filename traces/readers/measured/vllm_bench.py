@@ -6,13 +6,19 @@
      "errors": ["", "Service Unavailable"], "mean_ttft_ms": 210.0, ...}
 
 Source: `benchmark` and `main_async` of vllm/benchmarks/serve.py, vLLM 0.32.0. `start_times` are
-seconds of a clock without a date, when the client sent the request. With --max-concurrency it may
-have waited `queue_times` seconds for that, and the workload is a closed loop. Earlier versions lack
-`latencies`: the end is then the first token and all gaps after it. Without --save-detailed a result
-holds no requests, only numbers over all of them.
+seconds of a clock without a date, when the client sent the request. With --max-concurrency the
+workload is a closed loop: a request may have waited `queue_times` seconds for its turn. Earlier
+versions lack `queue_times` (at a rate of inf all requests are due at once) and `latencies` (the end
+is then the first token and all gaps after it). Without --save-detailed a result holds no requests,
+only numbers over all of them.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
 
 from twinserve.traces.measurement import Measurement
 from twinserve.traces.readers.columns import Rows, shown, unused
@@ -25,6 +31,7 @@ NAME = "vllm-bench"
 COLUMNS = tuple(
     "input_lens output_lens start_times ttfts itls latencies errors queue_times".split()
 )
+AT_ONCE = "inf"  # the request_rate of requests that are all due at once
 # What describes the run rather than a request, and texts.
 SETTINGS = tuple(
     (
@@ -44,6 +51,8 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
             "on a model that generates text"
         )
     stated = numbers_of(content)
+    if content.get("request_rate") == AT_ONCE:
+        stated["request_rate"] = math.inf
     notices = unused(list(content), (*COLUMNS, *SETTINGS, *stated))
     if "input_lens" not in content:
         notices.append("no single requests: run vllm bench serve with --save-detailed for them")
@@ -54,12 +63,12 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     if "latencies" not in fields and "ttfts" in fields and "itls" in fields:
         ends = list(map(_end, columns["ttfts"], columns["itls"]))
         fields["latencies"] = Field("itls", ends)
-    return measured(
+    found = measured(
         NAME,
         where,
         arrival_s=fields.get("start_times"),
         waited_s=fields.get("queue_times") if "start_times" in fields else None,
-        concurrency=limit if "start_times" in fields and "queue_times" in fields else None,
+        concurrency=limit if "start_times" in fields else None,
         prompt_tokens=fields["input_lens"],
         output_tokens=fields.get("output_lens"),
         ttft_s=fields.get("ttfts"),
@@ -67,8 +76,11 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         gaps_s=fields.get("itls"),
         errors=[str(error or "") for error in columns.get("errors", [""] * len(where))],
         stated=stated,
-        notices=notices + _told(limit, columns),
+        notices=notices + _told(stated.get("request_rate"), limit, columns),
     )
+    if limit is None or "queue_times" in fields or not math.isinf(stated.get("request_rate", 0.0)):
+        return found
+    return replace(found, due_s=np.where(np.isnan(found.arrival_s), np.nan, 0.0))
 
 
 def _end(ttft, gaps) -> float | None:
@@ -88,14 +100,16 @@ def _limit(content: dict, path: str) -> int | None:
     )
 
 
-def _told(limit: int | None, columns: dict) -> list[str]:
+def _told(rate: float | None, limit: int | None, columns: dict) -> list[str]:
     said = []
-    if limit is not None and "queue_times" not in columns:
-        said.append(
-            f"sent with --max-concurrency {limit}: arrivals are when the client sent the requests, "
-            "which depends on how fast this server was"
-        )
-    if "start_times" not in columns:
+    no_times = "start_times" not in columns
+    if limit and not no_times and "queue_times" not in columns:
+        if rate != math.inf:
+            said.append(
+                f"sent with --max-concurrency {limit}, without queue_times: requests are due when "
+                "this server let the client send them, and at most so many are under way"
+            )
+    if no_times:
         said.append(
             "no start_times, as from older versions of vLLM: when requests came is not known"
         )
