@@ -18,6 +18,7 @@ from twinserve.traces.workload import Workload, WorkloadError
 CLIENT, SERVER = "client", "server"
 LEAST_TURNS = 8  # requests that a closed loop sends after its first ones, for it to be seen
 LOOP_SLACK = 0.1  # of its requests, of those under way, and of a latency between two requests
+IN_A_LOOP = "requests are sent when others end"  # a notice begins so
 SENT = "record when requests were sent"
 
 
@@ -135,9 +136,9 @@ def workload_of(found: Measurement) -> Workload:
     arrival = np.where(stage > 0, np.nan, sent)
     if (clients := clients_of(found)) is not None:
         notices.append(
-            f"requests are sent when others end, as {clients} clients in a loop send them; their "
-            "times are replayed, so a slower server gets more at once: keep to speeds like this "
-            "server's, or state max_concurrency in a file of vllm bench serve"
+            f"{IN_A_LOOP}, as {clients} clients in a loop send them; their times are replayed, "
+            "so a slower server gets more at once: keep to speeds like this server's, or state "
+            "max_concurrency in a file of vllm bench serve"
         )
     notices.append("prompts' texts are not in the file: no prompt shares blocks with another one")
     return assemble(

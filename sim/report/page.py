@@ -19,7 +19,7 @@ STYLE = shipped_text(__package__, "page.css").replace("LIGHT", LIGHT).replace("D
 SCRIPT = shipped_text(__package__, "page.js").strip()
 
 
-_MANY = 5  # columns
+MANY = 4  # columns of a table: more are a list on a phone
 _FULL, _HOLLOW = "\u25cf\u25a0\u25c6\u25b2\u25bc", "\u25cb\u25a1\u25c7\u25b3\u25bd"  # MARKS
 
 
@@ -73,12 +73,12 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], kind: str = 
     """A table that scrolls by itself where it is wider than the screen; cells of any text. One of
     many columns is smaller, and on a phone a list with the heads beside the cells."""
     cells = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
-    many = len(head) > _MANY
+    many = len(head) > MANY
     names = [f' data-name="{text(name)}"' * many for name in head]
     body = "\n".join(
         f"<tr>{''.join(_cell(*pair) for pair in zip(row, names, strict=True))}</tr>" for row in rows
     )
-    kind = kind or "many" * many
+    kind = " ".join(filter(None, (kind, "many" * many)))
     of_kind = f' class="{kind}"' if kind else ""
     return wide(f"<table{of_kind}><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
 
@@ -204,4 +204,4 @@ def _numbers(chart: Chart) -> str:
             if bars and curve.low is not None and curve.high is not None:
                 cells += [number(float(curve.low[i])), number(float(curve.high[i]))]
             rows.append(cells)
-    return folded("numbers", [table(head, rows)]).text
+    return folded("numbers", [table(head, rows, "named")]).text

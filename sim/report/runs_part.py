@@ -9,6 +9,7 @@ from pathlib import Path
 
 from twinserve.sim.report.chart import plain
 from twinserve.sim.report.page import (
+    MANY,
     Block,
     Html,
     Part,
@@ -36,6 +37,7 @@ from twinserve.sim.results.command import command
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.files import plain as plain_values
 from twinserve.sim.results.options import measured_again
+from twinserve.traces.measurement import IN_A_LOOP
 
 _NOISY = 0.1  # of a live run's time, disturbed by others: said above this
 _OF_A_REPLICA = (
@@ -86,18 +88,26 @@ def _notes(runs: Sequence[Seen]) -> list[str]:
             notes.append(f"{run.label}: {line} of the summary; the charts show the whole run.")
         notes += overloaded(run.summary, run.label)
         notes += [f"{run.label}: {line}." for line in _noise(run.config)]
-        notes += _on_step_times(run.label, run.config.get("step_times") or ())
-        notes += _on_bars(run.label, run.config.get("error_bars"))
+    for said in (
+        lambda run: _on_step_times(run.config.get("step_times") or ()),
+        lambda run: _on_bars(run.config.get("error_bars")),
+    ):
+        by_line: dict[str, list[str]] = {}
+        for run in runs:
+            for line in said(run):
+                by_line.setdefault(line, []).append(run.label)
+        notes += [f"{', '.join(labels)}: {line}" for line, labels in by_line.items()]
     return notes
 
 
 def _noise(config: Mapping) -> list[str]:
-    """What was disturbed, or cut short, while a run's profile or the run itself was measured."""
+    """What was disturbed, or cut short, while a run's profile or the run itself was measured; and
+    requests whose times are those of another server."""
     notices, live = config.get("notices"), config.get("live")
     lines = [
         notice
         for notice in (notices if isinstance(notices, list) else [])
-        if isinstance(notice, str) and notice.startswith("profile ")
+        if isinstance(notice, str) and notice.startswith(("profile ", IN_A_LOOP))
     ]
     share = live.get("disturbed_share") if isinstance(live, dict) else None
     if isinstance(share, float) and share > _NOISY:
@@ -107,11 +117,10 @@ def _noise(config: Mapping) -> list[str]:
     return lines
 
 
-def _on_step_times(label: str, machines: Sequence[Mapping]) -> list[str]:
+def _on_step_times(machines: Sequence[Mapping]) -> list[str]:
     """How far off the step times of a run's machines may be; one line each."""
     return [
-        f"{label}: expected error of the step times of {one['profile']} ({one['form']}): "
-        f"{_errors(one)}."
+        f"expected error of the step times of {one['profile']} ({one['form']}): {_errors(one)}."
         for one in machines
     ]
 
@@ -125,25 +134,28 @@ def _errors(of: Mapping) -> str:
     )
 
 
-def _on_bars(label: str, errors: Mapping | None) -> list[str]:
+def _on_bars(errors: Mapping | None) -> list[str]:
     """What the ranges of a run stand for, where it has some."""
     if not errors:
         return []
     ranges = "small print below a number is its range with step times off: "
     front_end = f"; {errors['front_end']}" if "front_end" in errors else ""
-    return [f"{label}: {ranges}{_errors(errors)}{front_end}."]
+    return [f"{ranges}{_errors(errors)}{front_end}."]
 
 
 def _summary(runs: Sequence[Seen]) -> Html:
     named = {run.label: {**run.summary, "timing": run.timing} for run in runs}
     head = "".join(f'<th scope="col">{text(label)}</th>' for label in named)
-    lines = [f"<table><thead><tr><th></th>{head}</tr></thead><tbody>"]
+    many = len(runs) >= MANY
+    kind = ' class="many"' * many
+    lines = [f"<table{kind}><thead><tr><th></th>{head}</tr></thead><tbody>"]
+    of = [f' data-name="{text(label)}"' * many for label in named]
     for section, rows in table_rows(named):
         lines.append(f'<tr class="section"><td colspan="{len(runs) + 1}">{text(section)}</td></tr>')
         for row in rows:
             cells = "".join(
-                f"<td{' class=best' if best else ''}>{text(cell)}{_bars(ends)}</td>"
-                for cell, best, ends in zip(row.cells, row.best, row.ends, strict=True)
+                f"<td{' class=best' if best else ''}{named}>{text(cell)}{_bars(ends)}</td>"
+                for cell, best, ends, named in zip(row.cells, row.best, row.ends, of, strict=True)
             )
             lines.append(f"<tr><td>{text(row.title)}</td>{cells}</tr>")
     return wide("\n".join([*lines, "</tbody></table>"]))

@@ -168,13 +168,13 @@ def test_a_number_of_a_paper_stands_beside_a_row():
     table = pd.DataFrame({"part": ["a", "b"], "gain": [0.3, 0.5], "gain_ci": [0.01, 0.01]})
     said = Said("Fig. 1", "gain, %", "50 %", 50.0, {"part": "b"}, "gain", "not known", 0.0, 100.0)
     (claim,) = claims(said, replace(said, row={"part": "c"}))(table)
-    assert (claim.ours, claim.verdict, claim.why) == ("50 ± 1", "agrees", "")
+    assert (claim.ours, claim.verdict, claim.why) == ("50.0 ± 1.0", "agrees", "")
     (claim,) = claims(replace(said, row={"part": "a"}, neutral=None))(table)
     assert (claim.verdict, claim.why, claim.directed) == ("differs", "not known", False)
     # no number is printed, only a direction
     said = replace(said, paper="lower", number=None, text="{} points")
     (claim,) = claims(said)(table)
-    assert (claim.ours, claim.verdict, claim.paper) == ("50 ± 1 points", "differs", "lower")
+    assert (claim.ours, claim.verdict, claim.paper) == ("50.0 ± 1.0 points", "differs", "lower")
     assert claims(replace(said, paper="higher"))(table)[0].verdict == "agrees"
     assert claims(replace(said, paper="higher", neutral=48.0))(table)[0].verdict == "no effect"
 

@@ -152,7 +152,7 @@ def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
     [
         (["run"], "no measured file"),
         (["bench.json"], "no folder of a run"),
-        (["run", "missing.json"], "cannot be read"),
+        (["run", "missing.json"], "missing.json: no such file or folder"),
         (["run", "late.json"], "nothing that both sides have"),
         (["run", "bench.json", "--metrics-every", "-1"], "give the seconds of a window"),
         (["run", "bench.json", "--metrics-every", "1e-9"], "more than 2,000 windows"),

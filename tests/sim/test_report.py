@@ -93,8 +93,8 @@ def test_a_chart_says_what_is_seen_to_who_cannot_see_it(page, runs):
 def test_labels_are_escaped_and_differing_settings_shown(page):
     text = page.read_text()
     assert "&lt;rt&gt; &amp; first" in text and "<rt>" not in text
-    settings = text[text.index('<table class="settings">') :].split("</table>")[0]
-    assert "<td>policy</td>" in settings and "<td>seed</td>" not in settings
+    settings = text[text.index('<table class="settings') :].split("</table>")[0]
+    assert ">policy</td>" in settings and ">seed</td>" not in settings
     assert "&quot;seed&quot;: 0" in text  # the whole of run.json stands below
 
 

@@ -73,8 +73,8 @@ return [...new Set(Bokeh.documents.flatMap(d => d.roots()[0].below.map(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("seen") / "all"
-    for i, name in enumerate(("first", "second")):
-        write_toy(path / "runs" / name, seed=i, prefer_rt=bool(i), place=i, every_s=1.0)
+    for i, name in enumerate(("first", "second", "third_with_options_of_its_own_said")):
+        write_toy(path / "runs" / name, seed=i % 2, prefer_rt=bool(i), place=i, every_s=1.0)
     put_sweep(path / "sweep")
     put(path / "plan", "plan", PLAN)
     put(path / "compared", "comparison", COMPARISON)
@@ -140,8 +140,11 @@ def test_the_page_fits_its_width_loads_nothing_and_complains_of_nothing(window, 
     window.errors()
     window.open(page, width)
     assert window.run("return document.documentElement.scrollWidth") <= width
-    many = "return [...document.querySelectorAll('table.many')].map(t => t.scrollWidth)"
-    assert 0 < max(window.run(many)) <= width  # they wrap, or are lists on a phone
+    window.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    inside = (
+        "return [...document.querySelectorAll('.wide')].map(t => [t.scrollWidth, t.clientWidth])"
+    )
+    assert all(0 < full <= shown for full, shown in window.run(inside))  # wrapped, or lists
     assert window.run("return performance.getEntriesByType('resource').length") == 0
     assert [m for m in window.errors() if "[bokeh" not in m] == []
     charts = window.run(
