@@ -52,16 +52,18 @@ class Sweep:
         x: str | None = None,
         y: str | Sequence[str] = (),
         size: Literal["page", "column"] = "page",
+        title: str = "",
     ) -> Plot:
         """Numbers over one setting, a line for each combination of the others. x: a setting; y:
-        columns of `table`; size: `column` for one column of a paper. Raises SettingsError."""
+        columns of `table`; size: `column` for one column of a paper; title: above the plot. Raises
+        SettingsError."""
         draw.check_x(self.axes, x)
         names = draw.choose_y(self.table, several(y))
         chosen = x or draw.choose_x(self.table, self.axes)
         if chosen is None:
             raise SettingsError("nothing varies in this sweep: there is no axis to draw over")
         said = f"{', '.join(names)} over {chosen}"
-        return Plot(draw.plot(self.table, self.axes, chosen, names, size), said)
+        return Plot(draw.plot(self.table, self.axes, chosen, names, size, title), said)
 
     def __repr__(self) -> str:
         lost = f", {len(self.failures)} failed" if len(self.failures) else ""

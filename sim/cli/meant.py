@@ -26,7 +26,8 @@ def option_meant(word: str, known: Collection[str]) -> str:
         if option in known and name in words.split():
             return f" Did you mean {option}{f' ({how})' if how else ''}?"
     if name == "title":
-        return " twinserve report has it, for the page."
+        how = " --plot title=TEXT names the plot;" if "--plot" in known else ""
+        return f"{how} twinserve report has it, for the page."
     return _slip(f"--{name}", known)
 
 

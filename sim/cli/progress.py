@@ -148,10 +148,15 @@ class RunProgress:
         if self._due():
             self._show(done / (done + 100), [f"{done} simulations"], known=False)
 
-    def part(self, share: float, text: str) -> None:
-        """Report any other part: the share that is done, and what is being done."""
+    def part(self, share: float, text: str, known: bool = True) -> None:
+        """Report any other part: the share that is done, and what is being done. known: whether
+        the share says how long the rest takes."""
         if self._due():
-            self._show(share, [text])
+            self._show(share, [text], known)
+
+    def pace_from(self, share: float) -> None:
+        """What was done up to now, and its time, do not count for the pace."""
+        self._began, self._from, self._least = self._now(), share, math.inf
 
     def download(self, done: int, total: int | None) -> None:
         """Report bytes of a trace that is being fetched; `total` if it is known."""

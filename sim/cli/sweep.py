@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _Several = Annotated[list[str] | None, Parameter(negative=""), Starting]
 _DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
 _RESUMABLE = "interrupted; what has ended is kept: the same command goes on from there"
+_LEAST_ENDED, _LEAST_SHARE = 4, 0.05  # of the runs, after the first: before a time left is said
 _SOME_FAILED = 1  # exit status
 
 
@@ -96,7 +97,7 @@ def sweep(
         executor: Processes of this machine, or a Ray cluster: that of RAY_ADDRESS, else one of this
             machine.
         plot: What to draw: x=load y=classes.rt.mean_ttft_ms,output_throughput; names as in
-            table.csv; size=column for one column of a paper.
+            table.csv; size=column for one column of a paper; title=TEXT above the plot.
         retry_failed: Run failed runs again.
         any_version: Also use finished runs of other versions of the code.
         dry_run: List the runs, and run nothing.
@@ -115,7 +116,7 @@ def sweep(
     check_count("--workers", workers)
     objectives = None if goodput is None else parse_goodput(goodput)
     options = metrics_options(objectives, warmup, None, percentiles)
-    x, names, size = parse_plot(plot or [])
+    x, names, *look = parse_plot(plot or [])
     copies = parse_repeat(repeat, seeds)
     runs = runs_of_flags(config, params or [], grid or [], link_vars, copies, preset, config_file)
     check_x(axes_of(runs), x)
@@ -132,12 +133,16 @@ def sweep(
     if (out / "run.json").exists():
         raise SettingsError(f"--out {out}: is the folder of a run; name another one")
     found = Sweep(runs, out, any_version, retry_failed, options, error_bars, copies)
-    progress = RunProgress(shown=not quiet)
-    progress.begin("sweep", len(found.kept) / len(runs))
+    progress, before = RunProgress(shown=not quiet), len(found.kept)
+    progress.begin("sweep", before / len(runs))
+    enough = max(_LEAST_ENDED, _LEAST_SHARE * (len(runs) - before))
 
     def report(done: int, failed: int) -> None:
+        if done == before + 1:  # processes have started and read their traces
+            progress.pace_from(done / len(runs))
         lost = f", {failed:,} failed" if failed else ""
-        progress.part(done / len(runs), f"{done:,} of {len(runs):,} runs{lost}")
+        said = f"{done:,} of {len(runs):,} runs{lost}"
+        progress.part(done / len(runs), said, known=done - before - 1 >= enough)
 
     try:
         with progress:
@@ -147,7 +152,7 @@ def sweep(
     except BaseException as ended:  # Ctrl-C or SIGTERM: what it says is what the user is told
         ended.args = (_RESUMABLE,)
         raise
-    _write(found, out, x, names, base, size)
+    _write(found, out, x, names, base, look)
 
 
 def runs_of_flags(
@@ -206,9 +211,10 @@ def _write(
     x: str | None,
     names: list[str],
     base: tuple[str, str] | None,
-    size: str,
+    look: list[str],
 ) -> None:
-    """Tables, plots, and the printed table; SystemExit where a run failed."""
+    """Tables, plots, and the printed table. look: size and title of plots. Raises SystemExit if a
+    run failed."""
     from twinserve.sim.sweep import draw, output
     from twinserve.sim.sweep.baseline import differences
     from twinserve.traces.write import write_atomically
@@ -231,7 +237,7 @@ def _write(
             output.print_differences(compared, axes)
         chosen, drawn = x or draw.choose_x(table, axes), draw.choose_y(table, names)
         if chosen is not None and drawn:
-            draw.write_plots(out, draw.plot(table, axes, chosen, drawn, size))
+            draw.write_plots(out, draw.plot(table, axes, chosen, drawn, *look))
     if len(failures):
         print(
             f"{len(failures)} of {len(found.runs)} runs failed, the first with: "

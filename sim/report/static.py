@@ -93,9 +93,11 @@ def png(figure: Figure, dpi: int = 130) -> bytes:
     return sink.getvalue()
 
 
-def panels(charts: Sequence[Chart], columns: int = 1, size: str = "page") -> Figure:
-    """A panel for each chart, and one key of all curves above them; on a light ground. The same
-    charts give the same picture."""
+def panels(
+    charts: Sequence[Chart], columns: int = 1, size: str = "page", title: str = ""
+) -> Figure:
+    """A panel for each chart, and one key of all curves above them, below a title; on a light
+    ground. The same charts give the same picture."""
     of = SIZES[size]
     rows = math.ceil(len(charts) / columns)
     with matplotlib.rc_context(style(GREY, "#dfe3e8", of.text)):
@@ -109,7 +111,9 @@ def panels(charts: Sequence[Chart], columns: int = 1, size: str = "page") -> Fig
         shown = {plain(c.label): c for chart in charts for c in reversed(chart.curves)}
         labels = list(dict.fromkeys(plain(c.label) for chart in charts for c in chart.curves))
         if any(labels):
-            _legend(figure, labels, [_handle(shown[label]) for label in labels])
+            _legend(figure, labels, [_handle(shown[label]) for label in labels], plain(title))
+        elif title:
+            figure.suptitle(plain(title), weight="bold")
     return figure
 
 
@@ -271,11 +275,14 @@ def _handle(curve: Curve) -> Line2D:
     )
 
 
-def _legend(figure: Figure, labels: Sequence[str], handles: Sequence[Line2D]) -> None:
-    """Above the panels, in as many columns as fit; the figure grows where that is not enough."""
+def _legend(figure: Figure, labels: Sequence[str], handles: Sequence[Line2D], title: str) -> None:
+    """Above the panels, in as many columns as fit; the figure grows if that is not enough."""
     panels_height, renderer = figure.get_figheight(), FigureCanvasAgg(figure).get_renderer()
     for columns in range(min(len(labels), _MOST_COLUMNS), 0, -1):
         legend = figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+        if title:
+            legend.set_title(title, {"weight": "bold", "size": "large"})
+            legend.set_alignment("left")
         wide = legend.get_window_extent(renderer).width + 2 * _MARGIN_PX
         if wide <= figure.bbox.width or columns == 1:
             break

@@ -22,10 +22,10 @@ DEFAULT_Y = (
 )
 
 
-def parse_plot(texts: Sequence[str]) -> tuple[str | None, list[str], str]:
-    """`x=SETTING y=NAME[,NAME...] size=column`: setting, names, and the size of a panel; None, none
-    and `page` where not given. Raises SettingsError."""
-    x, y, size = None, [], "page"
+def parse_plot(texts: Sequence[str]) -> tuple[str | None, list[str], str, str]:
+    """`x=SETTING y=NAME[,NAME...] size=column title=TEXT`: setting, names, size of a panel, and
+    title; None, none, `page` and "" if not given. Raises SettingsError."""
+    x, y, size, title = None, [], "page", ""
     for text in texts:
         key, _, value = text.partition("=")
         names = [name.strip() for name in value.split(",") if name.strip()]
@@ -35,9 +35,13 @@ def parse_plot(texts: Sequence[str]) -> tuple[str | None, list[str], str]:
             y += names
         elif key == "size" and names in (["page"], ["column"]):
             size = names[0]
+        elif key == "title" and not title and value.strip():
+            title = value.strip()
         else:
-            raise SettingsError(f"--plot {text}: write x=SETTING, y=NAME,NAME,... or size=column")
-    return x, y, size
+            raise SettingsError(
+                f"--plot {text}: write x=SETTING, y=NAME,NAME,..., size=column or title=TEXT"
+            )
+    return x, y, size, title
 
 
 def check_x(axes: Sequence[str], wanted: str | None) -> None:
@@ -73,12 +77,17 @@ def choose_y(table: pd.DataFrame, wanted: Sequence[str]) -> list[str]:
 
 
 def plot(
-    table: pd.DataFrame, axes: Sequence[str], x: str, names: Sequence[str], size: str = "page"
+    table: pd.DataFrame,
+    axes: Sequence[str],
+    x: str,
+    names: Sequence[str],
+    size: str = "page",
+    title: str = "",
 ) -> Figure:
-    """A panel for each of `names`, over the axis `x`; the key stands above, outside of them. size:
-    `page`, or `column` for one column of a paper."""
+    """A panel for each of `names`, over the axis `x`; title and key stand above, outside of them.
+    size: `page`, or `column` for one column of a paper."""
     columns = 1 if size == "column" else 3 if len(names) == 3 else min(len(names), 2)
-    return panels([over(table, axes, x, name) for name in names], columns, size)
+    return panels([over(table, axes, x, name) for name in names], columns, size, title)
 
 
 def write_plots(out: Path, figure: Figure) -> list[Path]:

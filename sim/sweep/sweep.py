@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -28,6 +28,8 @@ from twinserve.sim.sweep.points import (
 )
 from twinserve.sim.sweep.repeats import Repeat
 from twinserve.traces.readers.sidecar import path_of
+
+Item = TypeVar("Item")
 
 ONCE = Repeat()
 _WORK = "sweep"  # tells its files from those of a study in the same folder
@@ -94,6 +96,8 @@ class Sweep:
 
         Raises SettingsError, WorkloadError.
         """
+        pairs = zip(self.runs, self._digests, strict=True)
+        missing = [(run, digest) for run, digest in pairs if digest not in self.kept]
         calls = {
             digest: (
                 run.config.model_dump(mode="json"),
@@ -102,8 +106,7 @@ class Sweep:
                 self.error_bars,
                 self.repeat.blocks,
             )
-            for run, digest in zip(self.runs, self._digests, strict=True)
-            if digest not in self.kept
+            for run, digest in spread(missing)
         }
         failed = sum(kept.failed is not None for kept in self.kept.values())
         report(len(self.kept), failed)
@@ -118,6 +121,14 @@ class Sweep:
                 self.kept[digest] = self._store.write(digest, result)
                 failed += result.failed is not None
                 report(len(self.kept), failed)
+
+
+def spread(items: Sequence[Item]) -> list[Item]:
+    """Return the items so that the first ones are from all parts of the list: how long they take
+    says how long the others will, though costs differ along the list."""
+    digits = max(len(items) - 1, 1).bit_length()
+    order = (int(f"{at:0{digits}b}"[::-1], 2) for at in range(1 << digits))
+    return [items[at] for at in order if at < len(items)]
 
 
 def _lost(error: BaseException) -> str:

@@ -166,6 +166,17 @@ def test_time_left_does_not_grow():
     assert file.getvalue().splitlines() == ["run: it, 10 s left", "run: it", "run: it, 3 s left"]
 
 
+def test_the_pace_is_that_of_what_came_after_the_start():
+    """The first of ten runs came after 50 s, of which processes took 45 to start."""
+    file, now = io.StringIO(), iter([0.0, 0.0, 0.0, 50.0, 60.0, 70.0, 70.0])
+    progress = RunProgress(shown=True, file=file, now=lambda: next(now))
+    progress.begin("sweep")
+    progress.pace_from(0.1)
+    progress.part(0.3, "3 of 10 runs", known=False)
+    progress.part(0.5, "5 of 10 runs")
+    assert file.getvalue().splitlines() == ["sweep: 3 of 10 runs", "sweep: 5 of 10 runs, 25 s left"]
+
+
 # -- estimates -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_time_left_is_exact_where_the_pace_is_even(share):
