@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from twinserve.experiments.bros.headline import OPT, QWEN, TEXTS
-from twinserve.experiments.study.claims import Number, Said, claims, rows_of
+from twinserve.experiments.study.claims import Number, Said, claims, rows_of, texts
 from twinserve.experiments.study.verdict import Claim
 
 
@@ -40,12 +40,8 @@ CACHE_CLAIMS = claims(
 # more of it), quantity, section, and what that should do.
 LATENCY, THROUGHPUT = "normalised latency", "best-effort throughput"
 KEPT = "requests that keep both objectives"
-PARTS = (
-    ("fixed batch size", "normalized_ms", LATENCY, "%", "Sec. 7.2.2 (ACM)", "higher"),
-    ("fixed batch size", "slo_attainment", KEPT, "points", "Sec. 7.2.2 (ACM)", "lower"),
-    ("no replacement", "be_rps", THROUGHPUT, "%", "Sec. 7.2.1 (ACM)", "lower"),
-    ("replacement until one fails", "be_rps", THROUGHPUT, "%", "Sec. 7.2.1 (ACM)", "higher"),
-)
+DATA = texts(__file__, "data.yaml")
+PARTS = DATA.SAID_OF_PARTS
 PART_CLAIMS = {
     rate: claims(
         *(

@@ -30,15 +30,8 @@ VERSIONS = {"ACM": ACM, "IEEE": QWEN}
 TGI = ("tgi", "tgi:max_new_tokens=256")
 # highest rate of the second average: at 15 requests/s some models are past their capacity
 LOW = 10.0
-NAMES = {
-    "normalized_ms": "normalised latency",
-    "be_rps": "best-effort throughput",
-    "ttft_attainment": "TTFT attainment",
-    "tpot_attainment": "TPOT attainment",
-    "every_gap_attainment": "TPOT attainment by every gap",
-    "rt_rps": "throughput",
-    "ttft_p99_s": "P99 TTFT",
-}
+DATA = texts(__file__, "data.yaml")
+NAMES = DATA.NAMES
 BASELINES = {"vllm-v0": "vLLM", "round-robin": "RR", "bros": "BROS"}
 # Sec. VII-B of the IEEE version; LMSYS: Sec. 7.2 of the ACM version. Lengths and quantity ->
 # change or factor against a baseline.

@@ -34,6 +34,7 @@ from twinserve.experiments.bros.headline import (
     hybrid_claims,
     pure_claims,
 )
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.curves import Bars, lines_of, ylog
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.runs import run
@@ -49,49 +50,9 @@ POOL, SECONDS = 128, 600.0  # of arrivals (Sec. VII-A: "10-minute traces")
 # the first: vLLM of the paper's time
 POLICIES = ("vllm-v0", "round-robin", "bros")
 REAL_TIME_ONLY = "bros:best_effort=false,kv=paged"
-CACHES = {
-    "bi-cache": "bros",
-    "paged, recompute": "bros:kv=paged,swap=false",
-    "paged, swap": "bros:kv=paged",
-}
-PARTS = {
-    "bros": "bros",
-    "replacement until one fails": "bros:replacement=all",
-    "no replacement": "bros:replacement=none",
-    "fixed batch size": "bros:adaptive_batch=false",
-    "chunk=fit (ours)": "bros:chunk=fit",
-}
-# Attainments and proportions are shares. `be_rps` counts best-effort requests that ended while
-# real-time ones arrived. `saturated` and `unclear` say whether the queue of real-time requests
-# grows for as long as they arrive (`sim.results.saturation`), `growth_rps` by how many a second.
-COLUMNS = {
-    "normalized_ms": "classes.rt.normalized_latency_ms",
-    "be_rps": "classes.be.window_request_throughput or 0",
-    "ttft_attainment": "classes.rt.ttft_attainment",
-    "tpot_attainment": "classes.rt.tpot_attainment",
-    "every_gap_attainment": "classes.rt.every_gap_attainment",
-    "rt_rps": "classes.rt.request_throughput",
-    "ttft_p99_s": "classes.rt.p99_ttft_ms / 1000",
-    "token_attainment": "classes.rt.tpot_token_attainment",
-    "slo_attainment": "classes.rt.slo_attainment",
-    "ttft_s": "classes.rt.mean_ttft_ms / 1000",
-    "tpot_s": "classes.rt.mean_tpot_ms / 1000",
-    "be_ttft_s": "classes.be.mean_ttft_ms / 1000",
-    "saturated": "classes.rt.saturation.verdict == saturated",
-    "unclear": "classes.rt.saturation.verdict == unclear",
-    "growth_rps": "classes.rt.saturation.growth_per_s",
-    "step_ms": "scheduler.mean_step_ms",
-    "queueing": "classes.rt.queueing_proportion",
-    "recomputes": "kv.preemptions.recompute",
-    "swaps": "kv.preemptions.swap",
-    "batch": "scheduler.mean_batch",
-    "kv_peak": "kv.peak_use",
-}
-OVERHEAD = {
-    "step_ms": "scheduler.mean_step_ms",
-    "decision_ms": "decision_ms",
-    "share": "decision_share",
-}
+DATA = texts(__file__, "data.yaml")
+CACHES, PARTS, COLUMNS = DATA.CACHES, DATA.PARTS, DATA.COLUMNS
+OVERHEAD, LOOKS = DATA.OVERHEAD, DATA.LOOKS
 
 
 # -- grids -----------------------------------------------------------------------------------------
@@ -180,16 +141,6 @@ OVERHEADS = grid(
 )
 
 # -- tables and plots ------------------------------------------------------------------------------
-LOOKS = {
-    "vllm-v0": {"color": "tab:blue"},
-    "vllm": {"color": "tab:cyan"},
-    "round-robin": {"color": "tab:orange"},
-    "tgi": {"color": "tab:green"},
-    "tgi:max_new_tokens=256": {"color": "tab:green", "linestyle": "--"},
-    "bros": {"color": "tab:red"},
-    "preemptive-wait": {"color": "tab:red"},
-    "preemptive-wait:newcomers_preempt=false": {"color": "tab:purple", "linestyle": "--"},
-}
 LATENCY = {"normalized_ms": ("normalised latency, ms", 1.0)}
 BEST_EFFORT = {"be_rps": ("best-effort requests/s", 1.0)}
 ATTAINMENTS = {

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinserve.experiments.echo.runs import BUSY, HISTORY_S, LADDER, PEAK_RATE, POOLS, WARM_S
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.grid import Grid, joined
 
 SHORT = "loogle-short"
@@ -19,6 +20,8 @@ BS, ECHO = ENDS = (LADDER[0], LADDER[-1])
 # what Echo believes -> how it is bounded: as printed with the paper's forms, by gaps (Fig. 7) with
 # the others
 ESTIMATORS = {"paper": "", "echo-printed": "", "echo-sum": ":slo=gap", "perfect": ":slo=gap"}
+DATA = texts(__file__, "data.yaml")
+QUICK, ORDERS, VARIANTS = DATA.QUICK, DATA.ORDERS, DATA.VARIANTS
 # rungs that are run beside each pool; with exactly known step times runs take longest
 RUNGS = {
     "paper": dict.fromkeys(POOLS, LADDER),
@@ -36,14 +39,6 @@ BS_512 = f"{BS}, 512 tokens a step"
 ALONE = "online alone"
 PRINTED = f"{ECHO}:slo=cumulative"
 DOCUMENTS = 12  # by half more than the memory holds
-QUICK = {
-    "minutes": 1,
-    "requests": 25,
-    "peak_rate": 2.0,
-    "history_s": 60.0,
-    "bin_s": 10.0,
-    "submitted_s": 60.0,
-}
 
 
 def grid(
@@ -145,11 +140,6 @@ ARRIVAL, AT_ONCE, OVER_TIME = (
     "by reward",
     "by reward, submitted one by one",
 )
-ORDERS: Mapping[str, tuple[str, ...]] = {
-    ARRIVAL: ("echo-bs-e", "echo-bs-e:kv=task-aware", "echo:kv_aware=false"),
-    AT_ONCE: BY_REWARD,
-    OVER_TIME: BY_REWARD,
-}
 # one by one: more questions than can be answered
 SUBMITTED = {OVER_TIME: {"submitted_s": 360.0, "requests": 600}}
 CACHES = grid(
@@ -177,26 +167,6 @@ SHARED = grid({"pool": (SHORT, "toolbench"), "policy": SHARING, "shared_prefix":
 # -- one setting at a time -------------------------------------------------------------------------
 GAP = "TPOT bounds gaps"
 SUMS = f"sums, {GAP}"
-# what is changed -> options of Echo, its estimator, settings of BS and Echo
-VARIANTS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    BASE: ("", "paper", {}),
-    GAP: (":slo=gap", "paper", {}),
-    "climb": (":offline=climb", "paper", {}),
-    "eq. 8 as printed": ("", "echo-printed", {}),
-    "cached text counts": (":b_hit=1", "paper", {}),
-    "total context in eq. 7": ("", "echo-total", {}),
-    f"total context in eq. 7, {GAP}": (":slo=gap", "echo-total", {}),
-    "sums": ("", "echo-sum", {}),
-    SUMS: (":slo=gap", "echo-sum", {}),
-    f"estimate corrected, {GAP}": (":slo=gap,feedback=0.2", "paper", {}),
-    "exact step times": ("", "perfect", {}),
-    f"exact step times, {GAP}": (":slo=gap", "perfect", {}),
-    f"{SUMS}, no threshold": (":slo=gap,threshold=false", "echo-sum", {}),
-    f"{SUMS}, pool listed by document": (":slo=gap", "echo-sum", {"order": "by-document"}),
-    f"{SUMS}, one and a half of the online rate": (":slo=gap", "echo-sum", {"peak_rate": 12.0}),
-    f"{SUMS}, half of the KV memory": (":slo=gap", "echo-sum", {"num_blocks": 4985}),
-    f"{SUMS}, 512 tokens a step": (":slo=gap", "echo-sum", {"budget": 512}),
-}
 VARIED = {
     (change, policy): {"policy": policy, **more}
     if policy == BS  # what concerns the bound and the estimate does not change it

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.validation.main import STEPS
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.forms.estimates import FORMS, step_estimate
@@ -15,18 +16,8 @@ from twinserve.profiles.forms.step_fits import as_it_is, fit_forms
 from twinserve.profiles.measured.step_files import read_steps
 from twinserve.profiles.profile import Profile, derive_profile, load_profile
 
-LABELS = {
-    "bros": "BROS, Sec. IV-A",
-    "echo-printed": "Echo, eqs. 6-8 as printed with a decode constant",
-    "echo": "Echo, eqs. 6-7 and the sentence before eq. 8, with a decode constant",
-    "echo-total": "Echo, with total context and batch size",
-    "echo-sum": "sums of a batch over one constant",
-    "layerkv": "LayerKV, eq. 3 with a decode constant",
-    "table": "piecewise linear in tokens (`table`)",
-    "profile as it is": "operators as shipped",
-    "profile + host": "operators, host terms fitted on top",
-    "roofline": "roofline from specifications",
-}
+DATA = texts(__file__, "data.yaml")
+LABELS = DATA.LABELS
 KINDS = ("decodes", "prompts", "mixed")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pandas as pd
 
 from twinserve.experiments.layerkv.points import LLAMA
-from twinserve.experiments.layerkv.runs import BOTH, HISTORY, KNOWN, NO_SLO, SAVABLE, UNBOUND, VLLM
+from twinserve.experiments.layerkv.runs import HISTORY, KNOWN, NO_SLO, SAVABLE, VLLM
 from twinserve.experiments.study.claims import Number, Row, most, rows_of, texts
 from twinserve.experiments.study.tables import Table
 from twinserve.experiments.study.verdict import Claim, Verdict, worst
@@ -20,22 +20,10 @@ TEXTS = texts(__file__)
 TIMES = ("ttft_s", "ttft_p99_s", "tpot_s", "queueing_s", "prefill_s", "tokens_per_s")
 VALUES = (*TIMES, "violations", "ttft_violations", "tpot_violations", "recomputes", "kv_blocks")
 VALUES += ("parked", "parked_most", "late", "late_on_host")
-READINGS = {
-    "layerkv": "as printed",
-    SAVABLE: "negative allowances left out",
-    UNBOUND: "as printed, any number parked",
-    BOTH: "negative allowances left out, any number parked",
-}
+DATA = texts(__file__, "data.yaml")
+READINGS, BRIEF, GAINS = DATA.READINGS, DATA.BRIEF, DATA.GAINS
 DIRECTED = ("layerkv", SAVABLE)  # the others are variants of ours
-BRIEF = {SAVABLE: "savable: ", UNBOUND: "any number parked: ", BOTH: "savable, any number parked: "}
 LENGTHS = {HISTORY: "lengths from history", KNOWN: "lengths known"}  # and trained, the default
-GAINS = {
-    "ttft_gain": ("ttft_s", "factor"),
-    "p99_gain": ("ttft_p99_s", "factor"),
-    "throughput_change": ("tokens_per_s", "change"),
-    "fewer_violations": ("violations", "saving"),
-    "more_tpot_violations": ("tpot_violations", "difference"),
-}
 # violations that vLLM's load begins at; a change of throughput that is none
 ONSET, NEARLY = 0.1, 0.03
 

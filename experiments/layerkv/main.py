@@ -11,29 +11,13 @@ from matplotlib.figure import Figure as Canvas
 from twinserve.experiments.layerkv import claims, points
 from twinserve.experiments.layerkv.claims import beside_vllm
 from twinserve.experiments.layerkv.points import LLAMA
-from twinserve.experiments.layerkv.runs import (
-    BOTH,
-    HISTORY,
-    KNOWN,
-    NO_SLO,
-    SAVABLE,
-    UNBOUND,
-    VLLM,
-    serve,
-)
+from twinserve.experiments.layerkv.runs import VLLM, serve
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.curves import Bars, lines_of, ylog
 from twinserve.experiments.study.study import Figure, Study, titled
 
-LOOKS = {
-    VLLM: {"color": "tab:blue"},
-    "layerkv": {"color": "tab:red"},
-    SAVABLE: {"color": "tab:purple"},
-    NO_SLO: {"color": "tab:green", "linestyle": "--"},
-    HISTORY: {"color": "tab:orange"},
-    KNOWN: {"color": "tab:brown", "linestyle": ":"},
-    UNBOUND: {"color": "tab:red", "linestyle": "--"},
-    BOTH: {"color": "tab:purple", "linestyle": "--"},
-}
+DATA = texts(__file__, "data.yaml")
+LOOKS = DATA.LOOKS
 TTFT = {"ttft_s": ("mean TTFT, s", 1.0)}
 TAIL = {"ttft_p99_s": ("P99 TTFT, s", 1.0)}
 TPOT = {"tpot_s": ("mean TPOT, s", 1.0)}

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from twinserve.experiments.layerkv.runs import (
-    BOTH,
     CELLS,
     CONTEXTS,
     HISTORY,
@@ -21,21 +20,19 @@ from twinserve.experiments.layerkv.runs import (
     OUTPUT,
     SAVABLE,
     TPOT_S,
-    UNBOUND,
     VLLM,
 )
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.study import Scale
 
 LLAMA, YI, LARGE = MODELS
 ENGINES = {model: {"model": model, "tp": tp} for model, tp in MODELS.items()}
-SWEEPS = {
-    LLAMA: (4.0, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0),
-    YI: (2.0, 4.0, 6.0, 8.0),
-    LARGE: (0.5, 1.0, 1.5, 2.0),
-}
-REQUESTS = {LLAMA: 1000, YI: 500, LARGE: 300}
+DATA = texts(__file__, "data.yaml")
+SWEEPS, REQUESTS, RULES = DATA.SWEEPS, DATA.REQUESTS, DATA.RULES
+PARKED, LENGTHS, VARIED = DATA.PARKED, DATA.LENGTHS, DATA.VARIED
+LINKED, SHARING, HIGHER = DATA.LINKED, DATA.SHARING, DATA.HIGHER
 DEGREES = (2, 4, 8)
 ALL = (VLLM, *CELLS, NO_SLO)
 # prompts of one length, 1 request/s, beside an engine for the longest; and ShareGPT lengths
@@ -92,43 +89,12 @@ ONE = {**chats(LLAMA)[LLAMA], **CHATS}
 TRADE = grid({"rate": (6.0, 6.5, 7.0, 7.5, 8.0), "policy": ALL}, ONE, 150, few={"rate": (8.0,)})
 
 # -- variants of Algorithm 1, Llama-2-7B -----------------------------------------------------------
-RULES = {
-    "vLLM": VLLM,
-    "LayerKV": "layerkv",
-    "negative allowances left out": SAVABLE,
-    "negative allowances left out, any number parked": BOTH,
-    "any number parked": UNBOUND,
-    "TPOT of a request": "layerkv:current_tpot=request",
-    "lengths from history": HISTORY,
-    "lengths known": KNOWN,
-    "no Algorithm 1": NO_SLO,
-    "Algorithm 1 alone": "layerkv:layer_wise=false",
-}
 OF_RULES = grid({"rate": (6.5, 8.0), "variant": variants(RULES)}, ONE, 150, few={"rate": (8.0,)})
-# how many may be parked on the host, and nobody: every decode fetches what is there
-PARKED = {
-    "vLLM": VLLM,
-    **{f"{n} parked at most": f"layerkv:max_parked={n}" for n in (0, 4, 16)},
-    "LayerKV (64)": "layerkv",
-    "any number parked": UNBOUND,
-    "nobody waits": "layerkv:park=false",
-}
 PARKING = grid(
     {"context": fixed(2048, 4096), "variant": variants(PARKED)},
     ENGINES[LLAMA] | FIXED,
     few={"context": (4096,)},
 )
-# what is known of lengths, and who counts in Algorithm 1
-LENGTHS = {
-    "vLLM": VLLM,
-    "history": HISTORY,
-    "trained": "layerkv",
-    "known": KNOWN,
-    "history, late ones left out": f"{SAVABLE},predictor=history",
-    "known, late ones left out": f"{SAVABLE},predictor=oracle-length",
-    "known, TPOT of a request": f"{KNOWN},current_tpot=request",
-    "no Algorithm 1": NO_SLO,
-}
 OF_LENGTHS = grid(
     {"requests": (50, 100), "variant": variants(LENGTHS)},
     ENGINES[LLAMA] | FIXED | fixed(4096)[4096],
@@ -142,14 +108,6 @@ BY_REQUESTS = grid(
     lambda requests: requests // 4,
     few={"context": (4096,), "requests": 2},
 )
-# one setting at a time -> tokens of prompt, the setting, its values
-VARIED = {
-    "factor on KV blocks, 1,024 tokens": (1024, "memory", (0.5, 1.0)),
-    "factor on KV blocks, 4,096 tokens": (4096, "memory", (1.0, 2.0, 4.0)),
-    "factor on PCIe rate, 8,192 tokens": (8192, "link", (1.0, 4.0)),
-    "requests/s, 4,096 tokens": (4096, "rate", (0.2, 0.3, 1.0)),
-    "TPOT objective (s), 4,096 tokens": (4096, "tpot_s", (0.1, 0.2, 0.4)),
-}
 SETTINGS = grid(
     {
         ("varied", "value"): {
@@ -175,14 +133,6 @@ OBJECTIVES = grid(
     40,
     few={"model": 1},
 )
-# Fig. 5 where all-reduces are faster: the profile's rate of four and eight ranks, that of two, and
-# one at which they hardly count. And whether vLLM has memory enough.
-LINKED = {
-    "vLLM": {"policy": VLLM},
-    "vLLM, four times the memory": {"policy": VLLM, "memory": 4.0},
-    "LayerKV": {"policy": "layerkv"},
-    "no Algorithm 1": {"policy": NO_SLO},
-}
 LINKS = grid(
     {
         "context": fixed(1024, 4096),
@@ -197,13 +147,6 @@ LINKS = grid(
 # binds and layers move. Model and degree -> all-reduces' share of a prompt's time
 # (`allreduce_seconds` of the profile's model over `step_seconds`).
 SHARES = {(YI, 2): 0.23, (YI, 4): 0.77, (LARGE, 4): 0.72}
-SHARING = {
-    "vLLM": (VLLM, True),
-    "LayerKV, link to itself": (NO_SLO, False),
-    "LayerKV": (NO_SLO, True),
-    "reckons with it": (f"{NO_SLO},allreduce_share={{share}}", True),
-    "does not look": (f"{NO_SLO},allreduce_check=false", True),
-}
 CONTENTION = grid(
     {
         ("engine", "variant"): {
@@ -216,14 +159,6 @@ CONTENTION = grid(
     FIXED | fixed(4096)[4096],
     few={("engine", "variant"): len(SHARING)},
 )
-# Where throughput is higher than vLLM's: what vLLM would do without recomputing, and with more
-# memory
-HIGHER = {
-    "vLLM": {"policy": VLLM},
-    "vLLM swaps": {"policy": f"{VLLM}:preemption_mode=swap"},
-    "vLLM, a quarter more blocks": {"policy": VLLM, "memory": 1.25},
-    "LayerKV": {"policy": "layerkv"},
-}
 WHERE_HIGHER = ((LARGE, 512), (LARGE, 4096), (YI, 1024), (YI, 16384))
 OF_HIGHER = grid(
     {

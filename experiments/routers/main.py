@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from twinserve.experiments.routers.runs import COLUMNS, COMMON, REPLICAS, one_text, questions
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.curves import Bars, lines_of
 from twinserve.experiments.study.grid import Grid, windows
 from twinserve.experiments.study.runs import run
@@ -38,23 +39,12 @@ BEGINS, SECONDS = (0, 600, 1200, 1800, 2400, 3000), 600.0
 QUESTIONS = 3_000
 AGES = (0.0, 1.0, 10.0)  # seconds
 LOST = (0.5,)
-# router -> option that makes what it hears older, option that makes it lose some, with what else
-STALE: Mapping[str, tuple[str, str | None, str]] = {
-    "vllm-dp": ("age", "lost", ""),
-    "llm-d": ("age", None, ""),
-    "llm-d:index=exact": ("events_age", "events_lost", ","),
-    "dynamo-kv": ("events_age", "events_lost", ""),
-}
+DATA = texts(__file__, "data.yaml")
+STALE, METRICS = DATA.STALE, DATA.METRICS
 SHARES = (0.26, 0.35, 0.75)
 TEXTS = (1, 16)
 CONCURRENCY, RATE = 36, 3.0  # requests, requests a second
 ONE_TEXT = (BASE, "least-requests", "sglang", "sglang:balance_abs=8", "dynamo-kv", "llm-d")
-METRICS = {
-    "slo_attainment": ("both objectives kept", 1.0),
-    "ttft_s": ("mean TTFT, s", 1.0),
-    "prefix_hit_rate": ("prefix hits", 1.0),
-    "busiest": ("busiest / mean", 1.0),
-}
 
 
 GAINS = {"slo_gain": ("slo_attainment", "difference"), "ttft_gain": ("ttft_s", "change")}

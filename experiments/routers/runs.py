@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.runs import column
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve, with_objectives
@@ -19,16 +20,8 @@ from twinserve.traces.workload import REAL_TIME, Workload
 
 REPLICAS = 8
 COMMON = {"profile": "llama-3.1-8b@h100", "prefix_caching": True}  # asynchronous, as vLLM is
-COLUMNS = {
-    "slo_attainment": "classes.rt.slo_attainment",
-    "ttft_s": "classes.rt.mean_ttft_ms / 1000",
-    "ttft_p99_s": "classes.rt.p99_ttft_ms / 1000",
-    "tpot_s": "classes.rt.mean_tpot_ms / 1000",
-    "prefix_hit_rate": "kv.prefix_hit_rate",
-    "busiest": "busiest",
-    "rejected": "classes.rt.rejected / classes.rt.submitted",
-    "be_tokens_per_s": "classes.be.window_total_token_throughput",
-}
+DATA = texts(__file__, "data.yaml")
+COLUMNS = DATA.COLUMNS
 DOCUMENTS = "next-qa"  # prompts of 9,900 tokens on average, 88 % of them text of a document
 BLOCK_TOKENS = 16
 

@@ -15,6 +15,7 @@ import pandas as pd
 from twinserve.experiments.silicon.loops import FORMS, STARTS, loop
 from twinserve.experiments.silicon.points import DATA, Point, read_points
 from twinserve.experiments.study import points as grid
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.output import table_lines
 from twinserve.experiments.study.study import Figure, Scale, Study
 
@@ -22,27 +23,8 @@ METRICS = ("TTFT", "TPOT", "throughput")
 ENGINE = ("model", "gpu", "precision")
 # of a loop: what it was, how it was simulated, and its errors
 ERRORS = [*ENGINE, "tp", "ep", "input", "output", "concurrency", "form", "start", *METRICS]
-KINDS: dict[str, tuple[str, ...]] = {
-    "By engine": ENGINE,
-    "By engine and concurrency": (*ENGINE, "concurrency"),
-    "By engine and lengths": (*ENGINE, "input", "output"),
-    "By engine and ranks": (*ENGINE, "tp", "ep"),
-}
-# what one run with one setting changed explains: fields of a point, each N-th, fields of
-# `loops.Otherwise`
-QWEN, GPT, LLAMA = {"model": "qwen3-32b"}, {"model": "gpt-oss-120b"}, {"model": "llama-3.1-8b-fp8"}
-H200 = {"model": "llama-3.1-70b-fp8", "gpu": "h200", "concurrency": 64}
-CHANGED: dict[str, tuple[Mapping[str, Any], int, Mapping[str, Any]]] = {
-    "Qwen3-32B": (QWEN, 6, {}),
-    "Qwen3-32B, no host time": (QWEN, 6, {"host_time": "none"}),
-    "Qwen3-32B, lengths vary by 2 %": (QWEN, 6, {"shortest": 0.98}),
-    "Llama-3.1-8B": (LLAMA, 1, {}),
-    "Llama-3.1-8B, half the requests": (LLAMA, 1, {"fewer": 2}),
-    "Llama-3.1-8B, a quarter of the requests": (LLAMA, 1, {"fewer": 4}),
-    "Llama-3.1-70B on H200, 64 requests": (H200, 1, {}),
-    "Llama-3.1-70B on H200, 64 requests, FP8 KV": (H200, 1, {"fp8_kv": True}),
-    "gpt-oss-120b, 512 requests, 100 seats": (GPT | {"concurrency": 512}, 1, {"seats": 100}),
-}
+OF = texts(__file__, "data.yaml")
+KINDS, CHANGED = OF.KINDS, OF.CHANGED
 
 
 def points(scale: Scale) -> list[grid.Point]:

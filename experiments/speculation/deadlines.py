@@ -11,6 +11,7 @@ from __future__ import annotations
 import pandas as pd
 
 from twinserve.experiments.bros.main import COLUMNS, SLO
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.curves import lines_of
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.runs import run
@@ -24,19 +25,8 @@ SECONDS = 300.0
 RATES, QUICK_RATES = (5.0, 10.0, 15.0), (10.0,)
 FULL = 15.0  # real-time requests/s, of which a machine is full; runs take longest there
 NONE = "none"
-# a name -> options of bros, drafts
-ARMS = {
-    "none": ("swap=false", None),
-    "k=1, 0.8": ("drafts=spare", "k=1,acceptance=0.8"),
-    "k=3, 0.8": ("drafts=spare", "k=3,acceptance=0.8"),
-    "k=5, 0.8": ("drafts=spare", "k=5,acceptance=0.8"),
-    "k=3, 0.5": ("drafts=spare", "k=3,acceptance=0.5"),
-    "k=1, 0.8, always": ("drafts=always", "k=1,acceptance=0.8"),
-    "k=3, 0.8, always": ("drafts=always", "k=3,acceptance=0.8"),
-    "k=5, 0.8, always": ("drafts=always", "k=5,acceptance=0.8"),
-    "k=3, 0.5, always": ("drafts=always", "k=3,acceptance=0.5"),
-    "k=3, 0.8, always, given": ("drafts=always,draft_pace=given", "k=3,acceptance=0.8"),
-}
+DATA = texts(__file__, "data.yaml")
+ARMS, SHOWN = DATA.ARMS, DATA.SHOWN
 QUICK_ARMS = ("none", "k=3, 0.8", "k=3, 0.8, always")
 FULL_ARMS = ("none", "k=1, 0.8", "k=3, 0.8")
 SHARES = ("ttft_attainment", "tpot_attainment", "token_attainment")
@@ -108,11 +98,5 @@ TEXT = Text(
 )
 
 
-SHOWN = {
-    "ttft_attainment": ("TTFT objectives kept", 1.0),
-    "token_attainment": ("tokens in time", 1.0),
-    "normalized_ms": ("latency, ms a token", 1.0),
-    "be_rps": ("best-effort requests/s", 1.0),
-}
 PLOT = lines_of(None, SHOWN, "rate", "drafts", xlabel="real-time requests/s")
 FIGURE = Figure("deadlines", "BROS's deadlines", GRID, run, table, PLOT, text=TEXT)

@@ -3,6 +3,7 @@ know their intervals, for claims that take a function."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +88,9 @@ def texts(module: str, file: str = "texts.yaml") -> SimpleNamespace:
             return {name: whole(part) for name, part in value.items()}
         if isinstance(value, list):
             return tuple(map(whole, value))
-        named = isinstance(value, str) and "{" in value
-        return whole(value.format_map(found)) if named else value
+        if isinstance(value, str):
+            return re.sub(r"{([A-Z_0-9]+)}", lambda name: whole(found[name[1]]), value)
+        return value
 
     return SimpleNamespace(**{name: whole(text) for name, text in found.items()})
 

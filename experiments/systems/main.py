@@ -67,8 +67,7 @@ BEGINS = (*range(0, 3600, 600), *range(300, 3000, 600))
 # trace -> seconds of the recording in a window: about 160 and 90 s of the run at load 1, several
 # times what a request takes
 WINDOWS = {"mooncake": 60.0, "azure-2023": 300.0}
-# trace -> shares of estimated capacity. On Azure nobody misses anything below.
-LOADS = {"mooncake": (0.5, 0.75, 1.0), "azure-2023": (0.75, 1.0)}
+LOADS, COLUMNS, LABELS = PARTS.LOADS, PARTS.COLUMNS, PARTS.LABELS
 SATURATION = dict.fromkeys(WINDOWS, (1.0,))
 OVERLOAD = dict.fromkeys(WINDOWS, (1.25,))
 # Left out on Azure, where six of seven prompts are no longer than a chunk of `bros:chunk=2048`: the
@@ -81,26 +80,7 @@ UNNAMED = ("azure-2023",)
 PREFIX_LOADS = {"mooncake": LADDER_LOADS["mooncake"]}
 DOCUMENT_LOADS = dict.fromkeys(WINDOWS, (0.5, 0.75))  # which leave something for offline work
 PACES = ("2x", "3x")  # 300 applications in 9 and in 6 minutes
-COLUMNS = {
-    "slo_attainment": "classes.rt.slo_attainment",
-    "ttft_attainment": "classes.rt.ttft_attainment",
-    "tpot_attainment": "classes.rt.tpot_attainment",
-    "ttft_s": "classes.rt.mean_ttft_ms / 1000",
-    "ttft_p99_s": "classes.rt.p99_ttft_ms / 1000",
-    "tpot_s": "classes.rt.mean_tpot_ms / 1000",
-    "be_tokens_per_s": "classes.be.total_token_throughput",
-    "preempted": "kv.preemptions.recompute + kv.preemptions.swap",
-    "prefix_hit_rate": "kv.prefix_hit_rate",
-    "kv_peak": "kv.peak_use",
-    "window_s": "online_span_s",
-}
 WHILE_ONLINE = {"be_tokens_per_s": "classes.be.window_total_token_throughput"}
-LABELS = {
-    "slo_attainment": ("both objectives kept", 1.0),
-    "ttft_s": ("mean TTFT, s", 1.0),
-    "tpot_s": ("mean TPOT, s", 1.0),
-    "be_tokens_per_s": ("best-effort tokens/s", 1.0),
-}
 
 
 GAINS = {"slo_gain": ("slo_attainment", "difference"), "be_gain": ("be_tokens_per_s", "change")}

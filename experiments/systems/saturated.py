@@ -23,12 +23,8 @@ from twinserve.sim.sweep.baseline import baseline_of
 PROFILE, TRACE, SLO = "llama-3.1-8b@l40s", "azure-2023", "ttft=1,tpot=0.05"
 BASE = "vllm"
 FIT = texts(__file__, "parts.yaml").FIT
-# name -> KV blocks as vLLM counts them and seats; none: the profile's own
-MEMORY: Mapping[str, Mapping[str, int]] = {
-    "ample": {},
-    "tight": {"num_gpu_blocks_override": 3000, "max_num_seqs": 64},
-    "very tight": {"num_gpu_blocks_override": 1500, "max_num_seqs": 24},
-}
+DATA = texts(__file__, "saturated.yaml")
+MEMORY, RULES, COLUMNS = DATA.MEMORY, DATA.RULES, DATA.COLUMNS
 # so many of a window that the slowest setting runs for a minute at load 2
 REQUESTS = {"ample": 400, "tight": 200, "very tight": 200}
 LOADS = (1.0, 1.2, 1.5, 2.0)
@@ -37,42 +33,9 @@ ERROR = 0.1
 ERROR_LOADS = (1.2, 2.0)  # all loads would take an hour more
 # all that a paper or a system has, and the setting that we recommend; not our bounds
 POLICIES = (*(name for name, (_, how, _) in KNOWN.items() if how != "ours"), FIT)
-# policy -> the rule that costs it most here, whose rule it is, and the policy without the rule
-RULES = {
-    "preemptive-wait": (
-        "requests that hold no memory take it from those that ran last",
-        "the paper runs the longest wait, and does not say whose memory it gets",
-        "preemptive-wait:newcomers_preempt=false",
-    ),
-    "mlfq": (
-        "requests left out for 3 s enter the first queue again",
-        "FastServe, Sec. 4: starvation prevention",
-        "mlfq:starve_limit=none",
-    ),
-    "tgi": (
-        "memory is set aside for 1,024 tokens of every answer",
-        "TGI sets it aside for what clients ask for; the 1,024 are ours",
-        "tgi:max_new_tokens=256",
-    ),
-    "layerkv": (
-        "admission waits for the forecast of TPOT (Algorithm 1)",
-        "LayerKV, Algorithm 1",
-        "layerkv:slo_aware=false",
-    ),
-}
 COLLAPSED = 0.5  # of vllm's throughput: below that a policy has collapsed
 SETTING = ("memory", "pool", "load")
 GAINS = {"share": ("tokens_per_s", "ratio"), "slo_gain": ("slo_attainment", "difference")}
-# tokens: prompts and answers of all requests that ended, the pool's as well, over run_s, seconds of
-# the whole run; span_s: of it until the last request of the window arrived
-COLUMNS = {
-    "tokens_per_s": "total_token_throughput",
-    "online_per_s": "classes.rt.total_token_throughput",
-    "slo_attainment": "classes.rt.slo_attainment",
-    "preempted": "kv.preemptions.recompute + kv.preemptions.swap",
-    "run_s": "duration",
-    "span_s": "online_span_s",
-}
 
 
 def grid(window: Mapping[str, Any]) -> Grid:

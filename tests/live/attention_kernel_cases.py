@@ -10,8 +10,8 @@ from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.live.attention.batches import LAYOUTS, Batch, make_batch
 from twinserve.backends.live.attention import launch
-from twinserve.experiments.attention.batches import LAYOUTS, Batch, make_batch
 
 assert triton.knobs.runtime.interpret, "set TRITON_INTERPRET=1"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
-TESTS = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,7 +29,7 @@ def run(*arguments: str, **environment: str) -> str:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=TESTS,
+        cwd=ROOT,
         env={**kept, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
@@ -43,7 +43,7 @@ def run(*arguments: str, **environment: str) -> str:
 @pytest.mark.nightly
 def test_the_kernels_in_the_interpreter():
     said = run(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "live/attention_kernel_cases.py",
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/live/attention_kernel_cases.py",
         TRITON_INTERPRET="1",
     )  # fmt: skip
     assert int(re.search(r"(\d+) passed", said)[1]) >= 20
@@ -54,7 +54,7 @@ def test_the_kernels_in_the_interpreter():
 def test_the_kernels_compile_for_a_gpu(tmp_path):
     """To machine code of a Hopper GPU, by Triton and its own assembler; needs no GPU."""
     said = run(
-        "-m", "twinserve.experiments.attention", "--compile", "90",
+        "-m", "tests.live.attention", "--compile", "90",
         TRITON_CACHE_DIR=str(tmp_path),
     )  # fmt: skip
     built = [line for line in said.splitlines() if line.endswith(" bytes of stack")]
@@ -64,7 +64,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path):
 
 def test_the_checks_go_through_in_tiny_sizes(tmp_path):
     run(
-        "-m", "twinserve.experiments.attention", "--dry-run", "--out", str(tmp_path),
+        "-m", "tests.live.attention", "--dry-run", "--out", str(tmp_path),
         TRITON_INTERPRET="1",
     )  # fmt: skip
     checks = json.loads((tmp_path / "attention_kernel.json").read_text())["checks"]
@@ -83,9 +83,10 @@ def test_what_is_missing_is_said_in_one_line(tmp_path, arguments, said):
 
     if not arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    command = ["-m", "twinserve.experiments.attention", "--out", str(tmp_path), *arguments]
+    command = ["-m", "tests.live.attention", "--out", str(tmp_path), *arguments]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *command],
+        cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
         capture_output=True,
         text=True,

@@ -56,7 +56,7 @@ def computed(batch, torch):
 @examples(60)
 @given(**SHAPES)
 def test_the_cpu_engines_operations_are_the_reference(torch, **shape):
-    from twinserve.experiments.attention.batches import make_batch
+    from tests.live.attention.batches import make_batch
 
     batch = make_batch(**shape)
     out = computed(batch, torch)
@@ -67,7 +67,7 @@ def test_the_cpu_engines_operations_are_the_reference(torch, **shape):
 @given(**SHAPES)
 def test_the_reference_is_dense_attention(torch, **shape):
     """Each sequence alone, its keys and values in order of its text, by PyTorch's own attention."""
-    from twinserve.experiments.attention.batches import make_batch
+    from tests.live.attention.batches import make_batch
 
     batch = make_batch(**shape)
     computed(batch, torch)
@@ -87,7 +87,7 @@ def test_the_reference_is_dense_attention(torch, **shape):
 
 
 def test_batches_do_share_blocks():
-    from twinserve.experiments.attention.batches import make_batch
+    from tests.live.attention.batches import make_batch
 
     shared = [make_batch(seed, 5, 16, 1, 1, 4, partial=bool(seed % 2)).shared for seed in range(8)]
     assert min(shared[1::2]) >= 1 and sum(s > 0 for s in shared[::2]) >= 2
@@ -95,7 +95,7 @@ def test_batches_do_share_blocks():
 
 @pytest.mark.parametrize("partial", [False, True])
 def test_only_own_slots_matter(torch, partial):
-    from twinserve.experiments.attention.batches import make_batch
+    from tests.live.attention.batches import make_batch
 
     batch = make_batch(7, 5, 16, 2, 2, 16, partial=partial)
     assert batch.shared

@@ -1,6 +1,6 @@
 """Check the bidirectional attention kernels on a GPU against the reference.
 
-    python -m twinserve.experiments.attention --out DIR
+    python -m tests.live.attention --out DIR
 
 Needs torch and Triton. Writes DIR/attention_kernel.json. Without a GPU: `--dry-run` with
 TRITON_INTERPRET=1 checks tiny sizes, and `--compile 90` compiles the kernels for a Hopper GPU.
@@ -42,9 +42,9 @@ def checks(shapes: tuple[Shape, ...], device) -> Iterator[dict]:
     each, with its largest error and whether that is `fine`."""
     import torch
 
+    from tests.live.attention.batches import LAYOUTS, make_batch
     from twinserve.backends.live.attention import launch
     from twinserve.backends.live.attention.cache import split_cache
-    from twinserve.experiments.attention.batches import LAYOUTS, make_batch
 
     dtypes = [torch.float16, torch.float32] + [torch.bfloat16] * (device.type == "cuda")
     allowed = {torch.float16: 4e-3, torch.float32: 1e-4, torch.bfloat16: 3e-2}
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{error}: the kernels need torch and triton", file=sys.stderr)
         return 2
     if options.compile:
-        from twinserve.experiments.attention.compile import compile_all
+        from tests.live.attention.compile import compile_all
 
         print(*compile_all(options.compile), sep="\n")
         return 0
@@ -119,3 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     if failed:
         print(f"{failed} of {len(rows)} checks failed", file=sys.stderr)
     return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
