@@ -12,7 +12,7 @@ import pandas as pd
 
 from twinserve.experiments.justitia.claims import TEXTS, UP_TO, judge_up_to
 from twinserve.experiments.justitia.runs import LLAMA_13B, PAPER_BLOCKS, compare
-from twinserve.experiments.justitia.tables import jct_table
+from twinserve.experiments.justitia.tables import jct
 from twinserve.experiments.study.claims import rows_of
 from twinserve.experiments.study.curves import Bars
 from twinserve.experiments.study.grid import Grid
@@ -109,7 +109,7 @@ def _grouped(rows: pd.DataFrame) -> pd.DataFrame:
 
 def table(frame: pd.DataFrame) -> pd.DataFrame:
     frame = _grouped(frame)
-    found = jct_table(frame.assign(policy=frame.policy.map(_role)), ["group", "change"])
+    found = jct("group", "change")(frame.assign(policy=frame.policy.map(_role)))
     fair = ("not_delayed", "worst", "half_delay", "ratio_")
     fair = [name for name in found if name.startswith(fair)]
     found.loc[found.vs_vtc.isna(), fair] = np.nan  # a run without VTC has nothing to be later than

@@ -35,8 +35,8 @@ class Table:
     by        columns that tell rows apart
     values    columns whose mean is shown, those that there are (kept runs can be older than a
               metric); None: all others. Gains that are not among them are shown before them
-    gains     new column -> (column that is compared, kind of `paired.KINDS`), seed by seed; of
-              columns that there are
+    gains     new column -> (column that is compared, kind of `baseline.KINDS`), seed by seed; of
+              columns that there are. A name with a `_` first is for `derived` alone
     base      what gains are against: rows with these values (a mapping has, by a run's own value,
               its baseline's); or of those with the same values in `pair` the first one, or the one
               before, in the order of the runs
@@ -46,6 +46,8 @@ class Table:
     derived   new column -> function of the compared runs
     verdicts  new column -> (gain, no effect, words above, below and across it); see `paired.told`.
               A fourth word is of runs that differ in no seed
+    prepared  what runs become first
+    pooled    one of `by`: further rows, in which it is `all`, hold means over its values, by seed
     """
 
     by: Sequence[str]
@@ -57,20 +59,29 @@ class Table:
     also: Sequence[Against] = ()
     derived: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = field(default_factory=dict)
     verdicts: Mapping[str, tuple[str, float, Sequence[str]]] = field(default_factory=dict)
+    prepared: Callable[[pd.DataFrame], pd.DataFrame] = lambda points: points
+    pooled: str | None = None
 
     def __call__(self, points: pd.DataFrame) -> pd.DataFrame:
-        rows = self.compared(points)
-        values = self.values
+        points = self.prepared(points)
+        rows, values = self.compared(points), self.values
         if values is None:
             values = [name for name in points if name not in (*self.by, *REPEATS)]
         values = [name for name in values if name in rows]
-        new = [name for against in self._against() for name in against.gains]
+        new = [name for against in self._against() for name in against.gains if name[0] != "_"]
         new = [name for name in (*new, *self.derived) if name in rows and name not in values]
-        found = over_seeds(rows, self.by, [*new, *values])
+        found = over_seeds(self._with_pooled(rows, [*new, *values]), self.by, [*new, *values])
         for name, (gain, neutral, words) in self.verdicts.items():
             pairs = zip(found[gain], found[f"{gain}_ci"], strict=True)
             found.insert(len(self.by), name, [_verdict(*pair, words, neutral) for pair in pairs])
         return found
+
+    def _with_pooled(self, rows: pd.DataFrame, shown: Sequence[str]) -> pd.DataFrame:
+        if self.pooled is None:
+            return rows
+        keys = [name for name in (*self.by, *REPEATS) if name in rows and name != self.pooled]
+        means = rows.groupby(keys, sort=False)[[*shown]].mean().reset_index()
+        return pd.concat([rows, means.assign(**{self.pooled: "all"})], ignore_index=True)
 
     def compared(self, points: pd.DataFrame) -> pd.DataFrame:
         """Runs with a column for each gain."""
@@ -141,7 +152,7 @@ def _has(points: pd.DataFrame, values: Mapping[str, Any]) -> pd.Series:
 
 def _finite(kind: str, theirs: pd.Series) -> pd.Series:
     """Where a gain is a number: of ratios, where the baseline is not 0."""
-    return theirs != 0 if kind in ("ratio", "change", "factor") else theirs.notna()
+    return theirs != 0 if kind in ("ratio", "change", "per cent", "factor") else theirs.notna()
 
 
 def _verdict(gain: float, half: float, words: Sequence[str], neutral: float) -> str:

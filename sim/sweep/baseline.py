@@ -17,6 +17,7 @@ from twinserve.sim.sweep.statistics import interval
 KINDS = {
     "ratio": lambda mine, theirs: mine / theirs,
     "change": lambda mine, theirs: mine / theirs - 1.0,
+    "per cent": lambda mine, theirs: 100 * (mine / theirs - 1),
     "difference": lambda mine, theirs: mine - theirs,
     "factor": lambda mine, theirs: theirs / mine,
     "saving": lambda mine, theirs: theirs - mine,

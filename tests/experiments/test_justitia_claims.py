@@ -130,7 +130,7 @@ def test_the_elephants_growth_is_paired_by_seed():
         for seed, values in counts.items()
         for m, s in zip((0, 6), values, strict=True)
     )  # fmt: skip
-    found = tables.ELEPHANTS(tables.named(frame)).set_index("mice")
+    found = tables.ELEPHANTS(frame).set_index("mice")
     assert (
         np.isnan(found.grown[0])
         and np.isclose(found.grown[6], 50)
