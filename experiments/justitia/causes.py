@@ -7,11 +7,14 @@ profile or a policy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from twinserve.experiments.justitia.claims import TEXTS, UP_TO, judge_up_to
-from twinserve.experiments.justitia.runs import LLAMA_13B, PAPER_BLOCKS, compare
+from twinserve.experiments.justitia.runs import compare
 from twinserve.experiments.justitia.tables import jct
 from twinserve.experiments.study.claims import rows_of
 from twinserve.experiments.study.curves import Bars
@@ -29,63 +32,26 @@ PARTS = (
 BASE = "as drawn, pool of the profile"
 TRUTH = "predictor=perfect"
 POLICIES = (f"justitia:{TRUTH}", f"justitia:{TRUTH},cost=compute", "vtc", "parrot", f"srjf:{TRUTH}")
-SIXTH, FOURFOLD = {"large": 1 / 6}, {"small": 4.0}
 
 
-def _policies(option: str) -> dict:
-    """The policies with one more option for all of them; names as without it."""
-    names = tuple(f"{policy}{',' if ':' in policy else ':'}{option}" for policy in POLICIES)
-    return {"policies": names, "fair": names[2]}
+def asked(how: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `compare` for an entry of CHANGES."""
+    ours, costly, vtc, *_ = POLICIES
+    match how:
+        case {"all": option}:
+            names = [f"{policy}{',' if ':' in policy else ':'}{option}" for policy in POLICIES]
+            return {"policies": names, "fair": names[2]}
+        case {"vtc": option}:
+            return {"policies": (ours, f"{vtc}:{option}"), "fair": f"{vtc}:{option}"}
+        case {"clock": M}:
+            return {"policies": (ours, f"{costly},M={M}"), "fair": ours}
+    return dict(how)
 
 
-def _vtc(option: str) -> dict:
-    return {"policies": (POLICIES[0], f"vtc:{option}"), "fair": f"vtc:{option}"}
-
-
-def _clock(M: int) -> dict:
-    """Justitia/C with a fixed M beside Justitia; nothing else depends on it."""
-    return {"policies": (POLICIES[0], f"{POLICIES[1]},M={M}"), "fair": POLICIES[0]}
-
-
-def _slower(**more) -> dict:
-    return {"profile": LLAMA_13B, **more}
-
-
-# group and what is changed -> arguments of `compare`
 VARIANTS = {
-    ("", BASE): {},
-    ("pool", "1,415 blocks"): {"num_blocks": 1415},
-    ("pool", "918 blocks"): {"num_blocks": 918},
-    ("pool", "459 blocks (Fig. 3)"): {"num_blocks": PAPER_BLOCKS},
-    ("arrivals", "twice as fast"): {"rate_scale": 2.0},
-    ("arrivals", "six times as fast"): {"rate_scale": 6.0},
-    ("sizes", "large a sixth (DM as in Fig. 3)"): {"sizes": SIXTH},
-    ("sizes", "small four times as large"): {"sizes": FOURFOLD},
-    ("sizes", "large a sixth, small four times"): {"sizes": FOURFOLD | SIXTH},
-    ("sizes", "large a sixth, small four times, at 3x"): {
-        "sizes": FOURFOLD | SIXTH,
-        "trace": "apps:3x",
-    },
-    ("sizes", "large a sixth, 459 blocks"): {"sizes": SIXTH, "num_blocks": PAPER_BLOCKS},
-    ("width", "one request a stage"): {"shape": "narrow"},
-    ("width", "one stage"): {"shape": "wide"},
-    ("VTC", "no counter lift"): _vtc("counter_lift=false"),
-    ("VTC", "outputs cost 1"): _vtc("output_weight=1"),
-    ("engine", "recompute, no swap"): _policies("preemption_mode=recompute"),
-    ("engine", "watermark 10 %"): _policies("watermark=0.1"),
-    ("engine", "whole prompts"): _policies("enable_chunked_prefill=false"),
-    # the memory of all seats
-    ("engine", "32 seats"): {"max_num_seqs": 32, "num_blocks": 2829},
-    ("Justitia/C", "V: 50 a step"): _clock(50),
-    ("Justitia/C", "V: 500 a step"): _clock(500),
-    ("Justitia/C", "V: all KV tokens a step (eq. 2)"): _clock(45264),
-    ("Llama-13B", "as drawn"): _slower(),
-    ("Llama-13B", "prompts in a quarter of the time"): _slower(off=["prefill", 0.25]),
-    ("Llama-13B", "1,199 blocks (half)"): _slower(num_blocks=1199),
-    ("Llama-13B", "1,199 blocks, prompts in a quarter of the time"): _slower(
-        num_blocks=1199, off=["prefill", 0.25]
-    ),
-    ("Llama-13B", "large a sixth"): _slower(sizes=SIXTH),
+    (group, change): asked(how)
+    for group, changes in TEXTS.CHANGES.items()
+    for change, how in changes.items()
 }
 QUICK = (BASE, "459 blocks (Fig. 3)", "large a sixth, small four times", "no counter lift")
 GRID = Grid(

@@ -296,28 +296,4 @@ def table3(table: pd.DataFrame) -> list[Claim]:
     return [*claims(*rows)(table), always, *claims(*grown)(table)]
 
 
-def not_judged(where: str, what: str, paper: str, ours: str, reason: str) -> Claim:
-    return Claim(where, what, paper, ours, "not reproduced", reason, False)
-
-
-ABSENT = (
-    not_judged(
-        "Theorem 1 (Eq. 4)",
-        "an application ends no later than in GPS plus 2 c_max + C_max / M",
-        "a constant",
-        "bounds 1 and 2 of our own",
-        "the printed sum adds token-iterations to iterations; with one stage "
-        "2 d_max - 1 - c / M iterations are proved, and for graphs among graphs no constant "
-        "holds (tests/policies/test_justitia.py)",
-    ),
-    not_judged(
-        "Table II",
-        "DistilBERT, one prediction",
-        "55.7 ms",
-        "-",
-        "stands for an error level here, not a network",
-    ),
-    not_judged(
-        "Table II", "DistilBERT, training", "about 2 h", "-", "an error level here, not a network"
-    ),
-)
+ABSENT = tuple(Claim(verdict="not reproduced", directed=False, **one) for one in TEXTS.ABSENT)
