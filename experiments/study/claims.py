@@ -95,17 +95,33 @@ def texts(module: str, file: str = "texts.yaml") -> SimpleNamespace:
     return SimpleNamespace(**{name: whole(text) for name, text in found.items()})
 
 
+def teller(said: SimpleNamespace) -> Callable[..., Claim]:
+    """Makes claims whose words are data: said.CLAIMS has `where`, `what`, `paper`, `ours` and `why`
+    of each, with names of a row, or of what is given, in braces; {NAME:%} is in per cent."""
+
+    def tell(name: str, verdict: Verdict, row: Row | None = None, **named: Any) -> Claim:
+        known = {} if row is None else vars(row)
+        words = said.CLAIMS[name] | {n: named[n] for n in ("why", "directed") if n in named}
+        what, paper, ours = (words[n].format_map(known | named) for n in ("what", "paper", "ours"))
+        why, directed = words["why"], words.get("directed", True)
+        return Claim.judged(words["where"], what, paper, ours, verdict, why, directed)
+
+    return tell
+
+
 # -- rows ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Number:
     """A mean over seeds and the half width of its interval. It prints as `12.3 ± 0.4` (a format is
-    a number of digits, or one of numbers: of the mean alone), and grows and shrinks by what is
-    certain."""
+    a number of digits, `%`, `points`, or one of numbers: of the mean alone), and grows and shrinks
+    by what is certain."""
 
     mean: float
     half: float
 
     def __format__(self, spec: str) -> str:
+        if spec in ("%", "points"):
+            return f"{100 * self} {spec}"
         if spec and not spec.isdigit():
             return format(self.mean, spec)
         return shown(self.mean, self.half, int(spec or 3))

@@ -10,7 +10,7 @@ from twinserve.experiments.justitia.main import POLICIES as ALL
 from twinserve.experiments.justitia.main import STUDY
 from twinserve.experiments.justitia.overhead import ClassErrors, Known, SortedQueue
 from twinserve.experiments.justitia.runs import compare, plain, resized, shaped
-from twinserve.experiments.justitia.tables import against
+from twinserve.experiments.justitia.tables import beside_others
 from twinserve.policies.justitia.queues import RankedQueue
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.policies.registry import parse_policy
@@ -155,7 +155,7 @@ def test_differences_are_taken_within_a_run():
             "mean_s": [10.0, 5.0, 100.0, 150.0],
         }
     )
-    assert against(frame, ["pool"], "mean_s", "vtc", "d").d.tolist() == [0, -50, 0, 50]
+    assert beside_others("pool").compared(frame).vs_vtc.tolist() == [0, -50, 0, 50]
     assert (
         plain("justitia:predictor=perfect,cost=compute") == "justitia:cost=compute"
         and plain("srjf:predictor=mlp") == "srjf"
