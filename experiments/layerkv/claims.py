@@ -7,12 +7,13 @@ objective whatever is done. The first is judged, the second stands beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
 from twinserve.experiments.layerkv.points import LLAMA
 from twinserve.experiments.layerkv.runs import HISTORY, KNOWN, NO_SLO, SAVABLE, VLLM
-from twinserve.experiments.study.claims import Number, Row, most, rows_of, texts
+from twinserve.experiments.study.claims import Number, Row, most, rows_of, teller, texts
 from twinserve.experiments.study.tables import Table
 from twinserve.experiments.study.verdict import Claim, Verdict, worst
 
@@ -92,6 +93,9 @@ UNSHARED = beside_vllm(
 
 
 # -- claims ----------------------------------------------------------------------------------------
+tell = teller(TEXTS)
+
+
 def _there(table: pd.DataFrame, readings: Mapping[str, str]) -> dict[str, str]:
     """Those of the readings that the table has rows of."""
     return {policy: said for policy, said in readings.items() if (table.policy == policy).any()}
@@ -103,24 +107,18 @@ def _change(change: Number) -> str:
 
 def _up_to(
     table: pd.DataFrame,
-    where: str,
-    what: str,
-    paper: str,
+    name: str,
     column: str,
-    at: str,
-    reason: str,
     judged: Callable[[Number], Verdict],
     readings: Mapping[str, str] = READINGS,
 ) -> list[Claim]:
     """The largest gain over the settings, where the paper says `up to`; for all readings of
-    Algorithm 1. at: a setting in words."""
+    Algorithm 1."""
     found = []
     for policy, reading in _there(table, readings).items():
-        best = most(rows_of(table, policy=policy), column)
-        gain, said = getattr(best, column), f"{what}; {reading}"
-        ours = f"x {gain} ({at.format(row=best)})"
-        directed = policy in DIRECTED
-        found.append(Claim.judged(where, said, paper, ours, judged(gain), reason, directed))
+        best, directed = most(rows_of(table, policy=policy), column), policy in DIRECTED
+        verdict = judged(getattr(best, column))
+        found.append(tell(name, verdict, best, reading=reading, directed=directed))
     return found
 
 
@@ -137,23 +135,12 @@ def breakdown_claims(table: pd.DataFrame) -> list[Claim]:
     texts = [f"surely from {queued[0]:,} tokens" if queued else "never surely"]
     texts += [f"{100 * r.queued_part} % of TTFT at 1,024" for r in rows if r.context == 1024]
     low, high = rows[0], rows[-1]
-    grown = [getattr(high, name).mean / getattr(low, name).mean for name in ("ttft_s", "tpot_s")]
-    claims = (
-        (
-            "queueing is the larger part of TTFT, Llama-2-7B on one L20, 1 request/s",
-            "from 1,024 tokens",
-            "; ".join(texts),
-            verdict,
-        ),
-        (
-            f"growth from {low.context:,.0f} to {high.context:,.0f} tokens of prompt: TTFT much "
-            "faster than TPOT",
-            "quadratic against linear",
-            f"TTFT x {grown[0]:,.0f}, TPOT x {grown[1]:.3g}",
-            high.growth.above(2),
-        ),
-    )
-    return [Claim.judged("Fig. 1", *claim, TEXTS.BREAKDOWN) for claim in claims]
+    ttft, tpot = (getattr(high, n).mean / getattr(low, n).mean for n in ("ttft_s", "tpot_s"))
+    ends = {"low": low.context, "high": high.context, "ttft": ttft, "tpot": tpot}
+    return [
+        tell("queueing", verdict, said="; ".join(texts)),
+        tell("growth", high.growth.above(2), **ends),
+    ]
 
 
 def _magnitude(gain: Number) -> Verdict:
@@ -167,59 +154,45 @@ def _magnitude(gain: Number) -> Verdict:
 
 
 def context_claims(table: pd.DataFrame) -> list[Claim]:
-    what = "mean TTFT, vLLM over LayerKV, contexts of 128 to 16k, 1 request/s"
-    paper, at = "up to an order of magnitude", "{row.model}, {row.context:g} tokens"
-    readings, gain = READINGS | LENGTHS, "ttft_gain"
-    found = _up_to(table, "Fig. 4", what, paper, gain, at, TEXTS.CONTEXT, _magnitude, readings)
-    reason = TEXTS.CONTEXT_THROUGHPUT
-    return found + _throughput(table, "Fig. 4", "contexts", "nearly identical", reason)
+    found = _up_to(table, "contexts", "ttft_gain", _magnitude, READINGS | LENGTHS)
+    return found + _throughput(table, "same_throughput", abs)
 
 
-def _throughput(
-    table: pd.DataFrame, where: str, over: str, paper: str, reason: str, lower: bool = False
-) -> list[Claim]:
-    """No change beyond `NEARLY` in any setting; lower: none below it."""
+def _throughput(table: pd.DataFrame, name: str, size_of: Callable[[Number], Number]) -> list[Claim]:
+    """No change whose size is beyond `NEARLY` in any setting."""
     found = []
     for model, mine in table[table.policy.isin(READINGS)].groupby("model", sort=False):
         texts = []
         for policy in _there(mine, READINGS):
             rows = rows_of(mine, policy=policy)
-            sizes = [-1 * r.throughput_change if lower else abs(r.throughput_change) for r in rows]
+            sizes = [size_of(row.throughput_change) for row in rows]
             largest = max(range(len(rows)), key=lambda i: sizes[i].mean)
             texts.append(f"{BRIEF.get(policy, '')}{_change(rows[largest].throughput_change)}")
             if policy == "layerkv":
                 verdict = worst(*(size.below(NEARLY) for size in sizes))
-        what = (
-            f"throughput, LayerKV over vLLM, {model}: {'lowest' if lower else 'largest'} "
-            f"change over {over}"
-        )
-        found.append(Claim.judged(where, what, paper, "; ".join(texts), verdict, reason, False))
+        found.append(tell(name, verdict, model=model, said="; ".join(texts)))
     return found
 
 
 def degree_claims(table: pd.DataFrame) -> list[Claim]:
     found = []
     for context, part in table.sort_values("tp", kind="stable").groupby("context"):
-        what = f"mean TTFT, vLLM over LayerKV, Yi-34B-200K, {context:,} tokens, 1 request/s"
         for policy, reading in _there(part, READINGS | LENGTHS).items():
-            rows, directed = rows_of(part, policy=policy), policy == "layerkv"
-            found.append(_above_one(f"{what}; {reading}", rows, TEXTS.DEGREE, directed))
+            of = {"context": context, "setting": f"1 request/s; {reading}"}
+            rows = rows_of(part, policy=policy)
+            found.append(_above_one("degrees", rows, directed=policy == "layerkv", **of))
         ours = rows_of(part, policy="layerkv")
         verdict = worst(*(row.narrowed.above() for row in ours[1:]))
         said = "; ".join(f"tp{row.tp}: {_change(row.throughput_change)}" for row in ours)
-        what = (
-            f"throughput, LayerKV over vLLM, {context:,} tokens: the gap narrows with each degree"
-        )
-        found.append(Claim.judged("Fig. 5", what, "narrows", said, verdict, TEXTS.NARROWS))
+        found.append(tell("narrows", verdict, context=context, said=said))
     return found
 
 
-def _above_one(what: str, rows: Sequence[Row], reason: str, directed: bool = False) -> Claim:
+def _above_one(name: str, rows: Sequence[Row], directed: bool = False, **of: Any) -> Claim:
     """Of Fig. 5: TTFT is lower in each of `rows`. directed: no variant of ours."""
-    ours = "; ".join(f"tp{row.tp}: x {row.ttft_gain}" for row in rows)
+    said = "; ".join(f"tp{row.tp}: x {row.ttft_gain}" for row in rows)
     verdict = worst(*(row.ttft_gain.more(1) for row in rows))
-    said = "above 1 at every degree"
-    return Claim.judged("Fig. 5", what, said, ours, verdict, reason, directed)
+    return tell(name, verdict, said=said, directed=directed, **of)
 
 
 def link_claims(table: pd.DataFrame) -> list[Claim]:
@@ -227,34 +200,19 @@ def link_claims(table: pd.DataFrame) -> list[Claim]:
     found = []
     for (context, factor), part in table.groupby(["context", "allreduce"], sort=False):
         for variant in ("LayerKV", "no Algorithm 1"):
-            what = (
-                f"mean TTFT, vLLM over LayerKV, Yi-34B-200K, {context:,} tokens, all-reduces at "
-                f"{factor:g} times the profile's rate; {variant}"
-            )
+            setting = f"all-reduces at {factor:g} times the profile's rate; {variant}"
             rows = rows_of(part.sort_values("tp"), variant=variant)
-            found.append(_above_one(what, rows, TEXTS.LINK))
+            found.append(_above_one("links", rows, context=context, setting=setting))
     return found
 
 
-def _at_a_rate(table: pd.DataFrame, where: str, what: str, paper: float, column: str):
-    what, at = (
-        f"{what}, vLLM over LayerKV, ShareGPT lengths",
-        "{row.model}, {row.rate:g} requests/s",
-    )
-    said = f"up to x {paper:g}"
-    return _up_to(
-        table, where, what, said, column, at, TEXTS.RATE, lambda gain: gain.beside(paper, 1.0)
-    )
-
-
 def rate_claims(table: pd.DataFrame) -> list[Claim]:
-    found = _at_a_rate(table, "Fig. 6", "mean TTFT", 69, "ttft_gain")
-    paper = "below 3 % lower"
-    return found + _throughput(table, "Fig. 6", "rates", paper, TEXTS.THROUGHPUT, lower=True)
+    found = _up_to(table, "rates", "ttft_gain", lambda gain: gain.beside(69, 1.0))
+    return found + _throughput(table, "lower_throughput", lambda change: -1 * change)
 
 
 def tail_claims(table: pd.DataFrame) -> list[Claim]:
-    return _at_a_rate(table, "Fig. 7", "P99 TTFT", 45, "p99_gain")
+    return _up_to(table, "tails", "p99_gain", lambda gain: gain.beside(45, 1.0))
 
 
 def violation_claims(table: pd.DataFrame) -> list[Claim]:
@@ -262,8 +220,7 @@ def violation_claims(table: pd.DataFrame) -> list[Claim]:
     vllm = rows_of(rows.sort_values("rate"), policy=VLLM)
     begins = vllm[0].onset
     said = f"from {begins} requests/s" if begins.known else "not with every seed"
-    verdict, what = begins.beside(6.0), "vLLM's violations pass 10 %, Llama-2-7B"
-    found = [Claim.judged("Fig. 8", what, "near 6 requests/s", said, verdict, TEXTS.ONSET, False)]
+    found = [tell("onset", begins.beside(6.0), said=said)]
     loaded = rows[rows.rate.isin([row.rate for row in vllm if row.violations.mean > ONSET])]
     loaded = loaded if len(loaded) else rows[rows.rate == rows.rate.max()]
     for policy, reading in _there(loaded, READINGS).items():
@@ -273,11 +230,8 @@ def violation_claims(table: pd.DataFrame) -> list[Claim]:
             *(row.fewer_violations.more() for row in part),
             *(end.beside(printed, 0.0) for end, printed in zip(ends, (0.177, 0.287), strict=True)),
         )
-        ours = f"{100 * ends[0]} to {100 * ends[1]} points"
-        what = f"violations, LayerKV below vLLM where vLLM has some, Llama-2-7B; {reading}"
-        reason, directed = TEXTS.VIOLATIONS, policy in DIRECTED
-        paper = "17.7 to 28.7 %"
-        found.append(Claim.judged("Fig. 8", what, paper, ours, verdict, reason, directed))
+        of = {"reading": reading, "least": 100 * ends[0], "greatest": ends[1]}
+        found.append(tell("violations", verdict, directed=policy in DIRECTED, **of))
     return [*found, _without_slo(rows)]
 
 
@@ -289,10 +243,5 @@ def _without_slo(rows: pd.DataFrame) -> Claim:
     shares = "; ".join(f"{100 * here[policy].violations} %" for policy in policies)
     worse = (-1 * here[NO_SLO].fewer_violations).more()
     tpot = here[NO_SLO].more_tpot_violations.more() == "agrees"
-    what = (
-        f"violations at {rate:g} requests/s: vLLM; LayerKV without the SLO-aware scheduler; "
-        "with it; savable"
-    )
     verdict: Verdict = "direction only" if worse == "differs" and tpot else worse
-    said = "without it occasionally above vLLM, by TPOT"
-    return Claim.judged("Fig. 8", what, said, shares, verdict, TEXTS.NO_SLO)
+    return tell("no_slo", verdict, rate=rate, said=shares)
