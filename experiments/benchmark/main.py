@@ -27,9 +27,10 @@ from twinserve.experiments.benchmark.measure import (
     simulate_command,
     timed_run,
 )
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.points import Point
-from twinserve.experiments.study.study import Figure, Scale, Study
+from twinserve.experiments.study.study import Figure, Scale, Study, titled
 from twinserve.experiments.study.tables import MEDIANS, Medians
 from twinserve.policies.registry import policy_names
 from twinserve.sim.setup.config import SimulationConfig
@@ -220,23 +221,19 @@ def crowds(scale: Scale) -> list[Point]:
     return Grid({"size": nothing | together, "policy": policies}, common)(scale)
 
 
-def _figure(name: str, title: str, points, work, *by: str, spread: Sequence[str] = ()) -> Figure:
-    return Figure(name, title, points, work, Medians(by, spread))
+figure = titled(texts(__file__).TITLES)
 
 
-MACHINE = Figure(
-    "machine",
-    "What it was measured on",
-    lambda scale: [Point({}, {"seed": 0})],
-    where,
-    lambda points: points,
-)
+def _figure(name: str, points, work, *by: str, spread: Sequence[str] = ()) -> Figure:
+    return figure(name, points, work, Medians(by, spread))
+
+
+MACHINE = figure("machine", lambda scale: [Point({}, {"seed": 0})], where, lambda points: points)
 WHOLE = ("wall_s", "cpu_s")
 FIGURES = [
     MACHINE,
     _figure(
         "pages",
-        "Start-up, whole process",
         Grid({"command": {f"simulate --{page}": {page: True} for page in ("version", "help")}}),
         whole,
         "command",
@@ -244,7 +241,6 @@ FIGURES = [
     ),
     _figure(
         "process",
-        "The recorded trace, whole process",
         Grid({"policy": ON_TRACE}, {**MOONCAKE, "quiet": True}, quick=FEW),
         whole,
         "policy",
@@ -252,7 +248,6 @@ FIGURES = [
     ),
     _figure(
         "fleets",
-        "Fleets, whole process",
         Grid(
             {"policy": POLICIES, "replicas": {4_000: {"replicas": 4_000, "requests": 40}, 8: {}}},
             {**MOONCAKE, "replicas": 8, "profile": H100, "quiet": True},
@@ -262,16 +257,9 @@ FIGURES = [
         "policy",
         "replicas",
     ),
-    _figure(
-        "inside",
-        "Inside runs of the trace",
-        Grid({"policy": ON_TRACE}, MOONCAKE, quick=FEW),
-        inside,
-        "policy",
-    ),
+    _figure("inside", Grid({"policy": ON_TRACE}, MOONCAKE, quick=FEW), inside, "policy"),
     _figure(
         "growth",
-        "Growth with the number of requests (generated, load 0.65)",
         Grid(
             {"policy": POLICIES, "requests": (1_000, 3_000, 10_000, 30_000, 100_000)},
             SHAREGPT,
@@ -284,7 +272,6 @@ FIGURES = [
     ),
     _figure(
         "queue",
-        "Growth with the queue (all requests submitted at once)",
         Grid(
             {"policy": POLICIES, "requests": (10, 100, 1_000, 10_000)},
             {**SHAREGPT, "at_once": True},
@@ -296,18 +283,11 @@ FIGURES = [
     ),
     _figure(
         "paths",
-        "Fast path against exact path, same results",
         Grid({"policy": POLICIES}, MOONCAKE | {"requests": 1_000}, quick=FEW),
         both_paths,
         "policy",
     ),
-    Figure("together", "Growth with requests that arrive together", crowds, whole, grown),
-    Figure(
-        "dynamo",
-        "The whole trace, in turns with Dynamo's simulator",
-        in_turns,
-        compared,
-        with_limits,
-    ),
+    figure("together", crowds, whole, grown),
+    figure("dynamo", in_turns, compared, with_limits),
 ]
 STUDY = Study("benchmark", "", FIGURES, workers=1, intro=MEDIANS)

@@ -13,8 +13,9 @@ import numpy as np
 
 from twinserve.experiments.benchmark.main import FEW, MOONCAKE, whole
 from twinserve.experiments.benchmark.measure import CpuTimed, alone
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.grid import Grid
-from twinserve.experiments.study.study import Figure, Study
+from twinserve.experiments.study.study import Figure, Study, titled
 from twinserve.experiments.study.tables import MEDIANS, Medians
 from twinserve.policies.registry import policy_names
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
@@ -133,8 +134,11 @@ STEPS = {"warm_up": 100, "decisions": 400}
 FIRST = {"policy": ("vllm", "echo", "justitia")}
 
 
-def _figure(name: str, title: str, grid: Grid, work) -> Figure:
-    return Figure(name, title, grid, work, Medians(tuple(grid.vary)))
+figure = titled(texts(__file__).TITLES)
+
+
+def _figure(name: str, grid: Grid, work) -> Figure:
+    return figure(name, grid, work, Medians(tuple(grid.vary)))
 
 
 STUDY = Study(
@@ -143,7 +147,6 @@ STUDY = Study(
     [
         _figure(
             "queued",
-            "A decision, by requests queued, ms",
             Grid(
                 {"policy": POLICIES, "queued": (10, 100, 1_000, 10_000)},
                 STEPS,
@@ -154,7 +157,6 @@ STUDY = Study(
         ),
         _figure(
             "short",
-            "1,000 queued, and memory for three quarters of a batch",
             Grid(
                 {"policy": POLICIES},
                 {**STEPS, "queued": 1_000, "num_blocks": short_blocks()},
@@ -165,7 +167,6 @@ STUDY = Study(
         ),
         _figure(
             "whole",
-            "`simulate --policy P --trace mooncake`, whole process (aim: 30 s)",
             Grid({"policy": POLICIES}, {**MOONCAKE, "quiet": True}, few=FIRST, quick=FEW),
             whole,
         ),

@@ -22,7 +22,7 @@ from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.curves import Bars, lines_of
 from twinserve.experiments.study.grid import Grid, windows
 from twinserve.experiments.study.runs import run
-from twinserve.experiments.study.study import Figure, Study
+from twinserve.experiments.study.study import Study, titled
 from twinserve.experiments.study.tables import FIRST, Table
 
 BASE = "round-robin"
@@ -122,29 +122,27 @@ def lines_over(x: str, column: str | None = None) -> Callable[..., None]:
 BLACK = {"color": "black", "linewidth": 2.0}
 
 
+figure = titled(texts(__file__).TITLES)
 STUDY = Study(
     "routers",
     "",
     [
-        Figure(
+        figure(
             "loads",
-            "Mooncake's conversations, eight replicas, several loads",
             conversations({"load": LOADS, "router": ROUTERS}),
             run,
             against("load", "router", pair=("load",)),
             lines_over("load"),
         ),
-        Figure(
+        figure(
             "documents",
-            "questions on shared documents, eight replicas, several loads",
             documents({"load": DOCUMENT_LOADS, "router": ROUTERS}, {"router": FEW}),
             questions,
             against("load", "router", pair=("load",)),
             lines_over("load"),
         ),
-        Figure(
+        figure(
             "one-text",
-            "prompts that begin with one of a few texts, two replicas",
             Grid(
                 {"texts": TEXTS, "share": SHARES, "router": ONE_TEXT},
                 {"concurrency": CONCURRENCY, "rate": RATE},
@@ -154,9 +152,8 @@ STUDY = Study(
             against("texts", "share", "router", pair=("texts", "share")),
             lines_over("share", "texts"),
         ),
-        Figure(
+        figure(
             "stale",
-            "documents at load 1.5: signals that come late or never",
             documents(
                 {("fault", "amount", "router"): aged()},
                 {("fault", "amount", "router"): 2},
@@ -166,9 +163,8 @@ STUDY = Study(
             of_fresh,
             lines_over("amount", "fault"),
         ),
-        Figure(
+        figure(
             "policies",
-            "Mooncake at load 1 beside best-effort requests: routers under policies",
             conversations({"policy": POLICIES, "router": UNDER_POLICIES}, load=1.0, pool=POOL),
             run,
             against("policy", "router", pair=("policy",)),

@@ -39,55 +39,44 @@ STUDIES = {
 }
 
 
+Flag = Annotated[bool, Parameter(negative="")]
+
+
 @Parameter(name="*")
 @dataclass(frozen=True)
 class GridOptions:
-    """What every study can be told."""
+    """What every study can be told.
 
-    quick: Annotated[
-        bool,
-        Parameter(
-            negative="", help="The smallest grid that makes every table and plot; two seeds."
-        ),
-    ] = False
-    seeds: Annotated[
-        int | None, Parameter(help="Seeds of each point. [default: the study's own]")
-    ] = None
-    workers: Annotated[int | None, Parameter(help="Processes. [default: one for each core]")] = None
-    out: Annotated[
-        Path | None,
-        Parameter(
-            name=["--out", "-o"],
-            help="Folder for its files; what has been run stays there. [default: out/NAME]",
-        ),
-    ] = None
-    any_version: Annotated[
-        bool,
-        Parameter(negative="", help="Also take points that another version of the code has run."),
-    ] = False
-    only: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            help="AXIS=VALUE: only points with this value, such as policy=vllm; several: any of an "
-            "axis's values.",
-        ),
-    ] = ()
-    redraw: Annotated[
-        bool,
-        Parameter(
-            negative="", help="Run nothing: tables, plots and claims again, from points.csv."
-        ),
-    ] = False
+    Parameters
+    ----------
+    quick:
+        The smallest grid that makes every table and plot; two seeds.
+    seeds:
+        Seeds of each point. [default: the study's own]
+    workers:
+        Processes. [default: one for each core]
+    out:
+        Folder for its files; what has been run stays there. [default: out/NAME]
+    any_version:
+        Also take points that another version of the code has run.
+    only:
+        AXIS=VALUE: only points with this value, such as policy=vllm; several: any of an axis's
+        values.
+    redraw:
+        Run nothing: tables, plots and claims again, from points.csv.
+    check:
+        Run nothing: name the figures whose kept results this code does not make; exit status 1 if
+        there are some.
+    """
 
-    check: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Run nothing: name the figures whose kept results this code does not make; exit "
-            "status 1 if there are some.",
-        ),
-    ] = False
+    quick: Flag = False
+    seeds: int | None = None
+    workers: int | None = None
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None
+    any_version: Flag = False
+    only: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    redraw: Flag = False
+    check: Flag = False
 
     def of(self, experiment: str, seeds: int, least_seeds: int = 1) -> GridOptions:
         """With this experiment's defaults for what was left out: so many seeds, and the folder
