@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twinserve.experiments.study.claims import Number, Said, claims, most, rows_of
+from twinserve.experiments.study.claims import Number, Said, claims, most, rows_of, teller, texts
 from twinserve.experiments.study.grid import Grid, joined, windows
 from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Scale
@@ -141,6 +141,32 @@ def test_a_run_may_have_several_baselines_and_one_by_its_own_value():
     assert np.isnan(found.step[0]) and found.step[1:].tolist() == [4, 0.5]
 
 
+def test_means_over_an_axis_are_taken_seed_by_seed():
+    """And what is only compared with is not shown."""
+    runs = pd.DataFrame(
+        [
+            {"load": load, "policy": policy, "seed": seed, "s": s}
+            for load, seed, pair in ((1, 0, (2, 4)), (1, 1, (4, 4)), (2, 0, (1, 3)), (2, 1, (1, 1)))
+            for policy, s in zip(("a", "b"), pair, strict=True)
+        ]
+    )
+    table = Table(
+        ("load", "policy"),
+        ("more",),
+        {"_a": ("s", "baseline")},
+        {"policy": "a"},
+        ("load",),
+        own=False,
+        derived={"more": lambda rows: rows.s - rows._a},
+        prepared=lambda points: points.assign(s=10 * points.s),
+        pooled="load",
+    )
+    found = table(runs)
+    assert found.load.tolist() == [1, 2, "all"] and found.more.tolist() == [10, 10, 10]
+    assert found.more_ci.tolist() == [pytest.approx(10 * 12.706, rel=1e-3)] * 3
+    assert "_a" not in found
+
+
 def test_a_number_keeps_its_interval_and_is_judged_with_it():
     table = pd.DataFrame({"at": [1, 2, 2], "gain": [np.nan, 0.3, 0.2], "gain_ci": [0.0, 0.1, 0.3]})
     first, second = rows_of(table, at=2)
@@ -177,6 +203,22 @@ def test_a_number_of_a_paper_stands_beside_a_row():
     assert (claim.ours, claim.verdict, claim.paper) == ("50.0 ± 1.0 points", "differs", "lower")
     assert claims(replace(said, paper="higher"))(table)[0].verdict == "agrees"
     assert claims(replace(said, paper="higher", neutral=48.0))(table)[0].verdict == "no effect"
+
+
+def test_words_of_claims_are_data(tmp_path):
+    (tmp_path / "texts.yaml").write_text(
+        """WHY: too small
+CLAIMS:
+  kept: {where: Fig. 1, what: "kept, {policy}", paper: most, ours: "{kept:%}", why: "{WHY}"}
+SIZES: [1, 2]
+"""
+    )
+    said = texts(str(tmp_path / "main.py"))
+    assert said.SIZES == (1, 2) and said.CLAIMS["kept"]["why"] == "too small"
+    (row,) = rows_of(pd.DataFrame([{"policy": "a", "kept": 0.25, "kept_ci": 0.01}]))
+    claim = teller(said)("kept", row.kept.above(0.5), row)
+    assert (claim.what, claim.ours, claim.why) == ("kept, a", "25 ± 1 %", "too small")
+    assert claim.directed and not teller(said)("kept", "agrees", row, directed=False).directed
 
 
 def test_a_file_that_is_no_study_is_a_line(tmp_path, capsys):
