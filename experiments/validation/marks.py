@@ -6,10 +6,7 @@ range stands for it. Contexts are about 700 tokens unless given.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
-
-import pandas as pd
 
 
 class Mark(NamedTuple):
@@ -21,5 +18,22 @@ class Mark(NamedTuple):
     ms: float
 
 
-_FILE = pd.read_csv(Path(__file__).with_name("marks.csv"))
-MARKS = tuple(Mark(*row) for row in _FILE.itertuples(index=False, name=None))
+MARKS = (
+    Mark("llama-3.1-8b@h100", 15, 700, 7.56),
+    Mark("llama-3.1-8b@h100", 46, 700, 9.10),
+    Mark("llama-3.1-8b@h100", 91, 1800, 15.7),
+    Mark("qwen3-14b@h100", 8, 700, 12.1),
+    Mark("qwen3-14b@h100", 26, 700, 13.2),
+    Mark("qwen3-14b@h100", 87, 700, 17.5),
+    Mark("llama-2-70b@h100:tp4", 15, 700, 16.9),
+    Mark("llama-2-70b@h100:tp4", 35, 700, 18.5),
+    Mark("llama-2-70b@h100:tp4", 114, 700, 21.5),
+    Mark("codellama-34b@h100:tp2", 25, 700, 14.6),
+    Mark("codellama-34b@h100:tp2", 90, 700, 16.8),
+    Mark("llama-3.1-8b@a100-80g", 8, 700, 12.2),
+    Mark("llama-3.1-8b@a100-80g", 22, 700, 14.5),
+    Mark("llama-2-70b@a100-80g:tp4", 20, 700, 32.1),
+    Mark("llama-2-70b@a100-80g:tp4", 57, 700, 37.8),
+    Mark("llama-3.1-8b@l40s", 16, 700, 25.4),
+    Mark("llama-3.1-8b@l40s", 48, 700, 31.8),
+)
