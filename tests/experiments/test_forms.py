@@ -1,9 +1,9 @@
 """The comparison of forms of step times: how far each is off."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
+from tests.profiles.recorded_steps import write_steps
 from twinserve.experiments.forms import accuracy as forms_accuracy
 from twinserve.experiments.forms import main as forms
 from twinserve.experiments.forms.accuracy import (
@@ -14,7 +14,6 @@ from twinserve.experiments.forms.accuracy import (
     on_recorded_steps,
 )
 from twinserve.experiments.study.command import GridOptions
-from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.forms.estimates import FORMS
 from twinserve.profiles.profile import load_profile
 
@@ -50,20 +49,9 @@ def test_each_form_is_held_against_the_profile_that_it_was_fitted_to():
 def test_forms_on_recorded_steps(tmp_path, monkeypatch):
     folder = tmp_path / "steps"
     folder.mkdir()
-    profile, rows, rng = load_profile("llama-3.1-8b@l40s/operators"), [], np.random.default_rng(0)
-    for _ in range(60):
-        n, c, new = (
-            int(rng.integers(1, 100)),
-            int(rng.integers(100, 2000)),
-            int(rng.integers(0, 2)) * 200,
-        )
-        work = StepComposition(n, n * c, c, np.array([new][:new], int), np.array([0][:new], int))
-        rows.append((1.1 * profile.model().step_seconds(work), n, n * c, c, new, "it"))
-    columns = [
-        "seconds", "decode_requests", "decode_context", "decode_context_max", "prefill_tokens",
-        "model",
-    ]  # fmt: skip
-    pd.DataFrame(rows, columns=columns).to_csv(folder / "h100_vllm_steps.csv.gz", index=False)
+    model = load_profile("llama-3.1-8b@l40s/operators").model()
+    file = folder / "h100_vllm_steps.csv.gz"
+    write_steps(file, lambda work: 1.1 * model.step_seconds(work), ["it"] * 60)
     monkeypatch.setattr(forms_accuracy, "STEPS", (("it", "llama-3.1-8b@l40s/operators"),))
     table = on_recorded_steps(tmp_path).set_index("form")
     assert (table.steps == 60).all()

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import numpy as np
-
 from tests.policies.policy_runs import ledger_of, run_core
+from tests.sim.harness import Affine
 from twinserve.backends.links import PcieLink
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.parts.predictors import Predictor
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import RequestTable
-from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.engine.core import EngineCore
 from twinserve.traces.apps.classes import Sample
 from twinserve.traces.apps.generate import from_samples
@@ -45,14 +43,7 @@ def gps(arrivals, demands, capacity) -> list[Fraction]:
     return [ends[i] for i in range(len(ends))]
 
 
-class OneSecond(StepTimeModel):
-    """A step takes one second, whatever is in it."""
-
-    def step_seconds(self, work) -> float:
-        return 1.0
-
-    def decode_run_seconds(self, n, context, context_max, steps) -> np.ndarray:
-        return np.ones(steps)
+ONE_SECOND = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)  # whatever is in a step
 
 
 class BlockTruth(Predictor):
@@ -102,8 +93,6 @@ def run(
     core = EngineCore(table, one, ledger)
     if watched is not None:
         watched(core)
-    _, _, requests, engine = run_core(
-        workload, core, OneSecond(), PcieLink(1e15), limits, fast=fast
-    )
+    _, _, requests, engine = run_core(workload, core, ONE_SECOND, PcieLink(1e15), limits, fast=fast)
     ends = requests.groupby("group").last_token_s.max()
     return [float(ends[name]) for name in workload.group_names], requests, engine

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.policies.justitia_reference import app, run
 from tests.policies.policy_runs import Desk
+from tests.policies.test_justitia import graphs
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.justitia.clock import VirtualClock
 from twinserve.policies.justitia.policy import Corrections
@@ -22,14 +23,10 @@ whole = st.integers(1, 12)
 
 
 @st.composite
-def graphs(draw):
-    pair = st.tuples(st.integers(1, 14), st.integers(1, 16))
-    stages = st.lists(st.lists(pair, min_size=1, max_size=3), min_size=1, max_size=3)
-    apps = draw(st.lists(st.tuples(st.integers(0, 40), stages), min_size=1, max_size=6))
-    apps.sort(key=lambda one: one[0])
-    demands = draw(st.lists(st.integers(1, 900), min_size=len(apps), max_size=len(apps)))
-    arrivals, samples = [float(a) for a, _ in apps], [app(s) for _, s in apps]
-    return arrivals, samples, draw(st.integers(9, 24)), draw(st.sampled_from([0, 6, 40])), demands
+def graphs_and_demands(draw):
+    case = draw(graphs())
+    demands = st.lists(st.integers(1, 900), min_size=len(case[1]), max_size=len(case[1]))
+    return *case, draw(demands)
 
 
 OPTIONS = ["preempt=true", "correct=true", "preempt=true,correct=true"]
@@ -45,7 +42,7 @@ ENDS_A_RUN = [
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 @examples(25, suppress_health_check=list(HealthCheck))
-@given(case=graphs())
+@given(case=graphs_and_demands())
 @example(case=ENDS_A_RUN[0])
 @example(case=ENDS_A_RUN[1])
 def test_one_step_at_a_time_gives_the_same_rows(option, case):
@@ -103,7 +100,7 @@ def test_nothing_gives_way_where_that_makes_too_little_room():
 
 
 @examples(25, suppress_health_check=list(HealthCheck))
-@given(case=graphs())
+@given(case=graphs_and_demands())
 def test_preemption_ends_the_first_in_order_as_if_it_were_alone(case):
     """The application of the smallest F that comes first of all is never later for the others."""
     arrivals, samples, blocks, _, _ = case

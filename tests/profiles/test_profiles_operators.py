@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.examples import examples
+from tests.profiles.recorded_steps import slower_host, write_steps
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
 from twinserve.profiles.forms.step_fits import fit_forms
@@ -415,29 +416,8 @@ def test_tables_are_not_asked_about_what_they_would_take_for_another_model(name)
 
 
 def _recorded(tmp_path: Path, model) -> Path:
-    rng = np.random.default_rng(0)
-    rows = []
-    for i in range(60):
-        n, c, new = (
-            int(rng.integers(1, 128)),
-            int(rng.integers(100, 2000)),
-            int(rng.integers(0, 2)) * 300,
-        )
-        work = StepComposition(n, n * c, c, np.array([new][:new], int), np.array([0][:new], int))
-        seconds = model.step_seconds(work) + 2e-3 + 1e-5 * (n + (new > 0))
-        rows.append(
-            {
-                "seconds": seconds,
-                "decode_requests": n,
-                "decode_context": n * c,
-                "decode_context_max": c,
-                "prefill_tokens": new,
-                "model": "m" if i % 3 else "other",
-            }
-        )
-    path = tmp_path / "steps.csv"
-    pd.DataFrame(rows).to_csv(path, index=False)
-    return path
+    names = ["m" if i % 3 else "other" for i in range(60)]
+    return write_steps(tmp_path / "steps.csv", slower_host(model), names)
 
 
 def test_host_terms_are_found_again(tmp_path):

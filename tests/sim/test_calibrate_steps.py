@@ -1,10 +1,10 @@
 """`calibrate --from-steps` and `profiles fit`: one function under two names, and what it
 refuses."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
+from tests.profiles.recorded_steps import slower_host, write_steps
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.cli import calibrate as calibrating
@@ -15,25 +15,9 @@ PROFILE = "llama-3.1-8b@l40s"
 
 @pytest.fixture
 def steps(tmp_path):
-    """Steps of the roofline profile on a host that takes 2 ms longer, and 10 us for each
-    request."""
-    rng, model, rows = np.random.default_rng(0), load_profile(PROFILE).model(), []
-    for i in range(80):
-        n, c, new = (
-            int(rng.integers(1, 128)),
-            int(rng.integers(100, 2000)),
-            int(rng.integers(0, 2)) * 300,
-        )
-        work = StepComposition(n, n * c, c, np.array([new][:new], int), np.array([0][:new], int))
-        seconds = model.step_seconds(work) + 2e-3 + 1e-5 * (n + (new > 0))
-        rows.append((seconds, n, n * c, c, new, "mine" if i % 4 else "other"))
-    columns = [
-        "seconds", "decode_requests", "decode_context", "decode_context_max", "prefill_tokens",
-        "model",
-    ]  # fmt: skip
-    path = tmp_path / "steps.csv"
-    pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
-    return path
+    """Steps of the roofline profile on a slower host."""
+    names = ["mine" if i % 4 else "other" for i in range(80)]
+    return write_steps(tmp_path / "steps.csv", slower_host(load_profile(PROFILE).model()), names)
 
 
 def _run(*arguments) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.policies.justitia_reference import app
-from tests.sim.harness import same_rows
+from tests.sim.harness import Affine, same_rows
 from tests.sim.test_fleet_policies import at, made
 from tests.sim.troubled import troubled
 from twinserve.policies.errors import PolicyError
@@ -19,7 +19,6 @@ from twinserve.policies.justitia.policy import JustitiaOrder
 from twinserve.policies.parts.predictors import DemandOptions, Predictor, kv_token_time
 from twinserve.policies.registry import parse_policy, policy_class, policy_names
 from twinserve.policies.requests import End
-from twinserve.profiles.composition import StepTimeModel
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.fleet.routers.plain import LeastRequests, Spread
 from twinserve.sim.setup.audit import CROWDED
@@ -180,14 +179,7 @@ def test_stamps_are_the_same_however_many_steps_are_taken_at_once(seed, migrates
 STEP_S = 1 / 128  # so that times of steps are exact
 
 
-class Paced(StepTimeModel):
-    """A step takes `STEP_S`, whatever is in it."""
-
-    def step_seconds(self, work) -> float:
-        return STEP_S
-
-    def decode_run_seconds(self, n, context, context_max, steps) -> np.ndarray:
-        return np.full(steps, STEP_S)
+PACED = Affine(base=STEP_S, prefill=0.0, decode=0.0, context=0.0)
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
@@ -240,7 +232,7 @@ def paced(workload: Workload, replicas: int, blocks: int) -> Simulation:
     config = CROWDED.model_copy(
         update={"replicas": replicas, "num_blocks": blocks, "max_num_batched_tokens": 100_000}
     )
-    hardware = replace(resolve_hardware(config), model=Paced())
+    hardware = replace(resolve_hardware(config), model=PACED)
     spec = parse_policy(TRUE)
     inputs = Inputs(config, workload, hardware, (spec,), ())
     return Simulation(inputs, spec, router=Spread())
