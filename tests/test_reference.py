@@ -12,6 +12,7 @@ import twinserve as ts
 from docs.reference import files
 from docs.reference.hook import ROOT, pages
 from docs.reference.markdown import cell, docstring, text
+from tests.commands import status
 from tests.format_cases import CASES
 from twinserve.policies.base import Policy
 from twinserve.policies.kv.base import KvLedger
@@ -64,8 +65,7 @@ def test_verbs_of_verbs_are_found():
 @pytest.mark.parametrize("command", commands())
 def test_a_command_has_the_options_of_its_help(command, made, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit):
-        main([*command.split(), "--help"])
+    status(main, [*command.split(), "--help"])
     boxes = re.findall(r"^│ [* ]*(.*?)(?: {2,}.*)?│$", capsys.readouterr().out, re.M)
     wanted = {option for box in boxes for option in OPTION.findall(box)} - {"--help", "--version"}
     page = made["reference/commands.md"]

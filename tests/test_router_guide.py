@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import status
 from tests.sim.routing import Scene, prompt
 from twinserve.sim.cli import main as cli
 from twinserve.sim.fleet.routers.base import Shedding
@@ -31,25 +32,21 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=lambda text: text[:40])
 def test_command(command, shown, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    with pytest.raises(SystemExit) as end:
-        cli.simulate_main([*shlex.split(command)[1:], "--quiet"])
-    said = capsys.readouterr()
-    assert bool(end.value.code) == shown.startswith("error:")
-    assert shown.strip() in said.out + said.err
+    end = status(cli.simulate_main, [*shlex.split(command)[1:], "--quiet"])
+    assert bool(end) == shown.startswith("error:")
+    assert shown.strip() in "".join(capsys.readouterr())
 
 
 def test_a_file_that_has_changed_is_refused(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     flags = "-r two_choices.py:TwoChoices -t poisson --rate 20 --requests 20 --replicas 2 --quiet"
-    with pytest.raises(SystemExit):
-        cli.simulate_main(f"{flags} --out changed".split())
+    status(cli.simulate_main, f"{flags} --out changed".split())
     file = folder / "two_choices.py"
     file.write_text(CODE + "\n# a thought\n", encoding="utf-8")
     capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        cli.simulate_main("--config changed/run.json --quiet".split())
+    end = status(cli.simulate_main, "--config changed/run.json --quiet".split())
     file.write_text(CODE, encoding="utf-8")
-    assert end.value.code == cli.BAD_INPUT
+    assert end == cli.BAD_INPUT
     assert (
         "router two_choices.py:TwoChoices: its file is not what it was" in capsys.readouterr().err
     )

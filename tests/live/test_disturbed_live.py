@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.commands import status
 from twinserve.profiles.measured.samples import disturbed_share, read_samples
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.cli.calibrate import calibrate
@@ -50,9 +51,7 @@ def test_a_validation_says_that_it_was_disturbed_and_ends_by_its_limit(spinning,
     sizes = "--block-tokens 32 --max-num-seqs 4 --max-num-batched-tokens 64 --num-blocks 80"
     load = "-t poisson --rate 20 --requests 6 --cap-length 16 --slo none --seed 5"
     command = f"validate -p vllm {load} {sizes} --repeats 500 --quiet --pace measured"
-    with pytest.raises(SystemExit) as end:
-        main([*command.split(), "--limit", "40", "--out", str(folder)])
-    assert not end.value.code
+    assert not status(main, [*command.split(), "--limit", "40", "--out", str(folder)])
     (found,) = json.loads((folder / "validation.json").read_text())["policies"]
     said = " ".join(found["notes"])
     assert "other programs disturbed" in said and "of 500" in said and found["partial"]

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.commands import status
 from tests.live.test_twin import Bench, same_up_to_a_tie
 from tests.live.twin_workloads import CROWDED
 from tests.parameters import mostly_nightly
@@ -219,9 +220,7 @@ def test_a_log_in_which_a_rejected_token_is_right_is_not_carried_out(engine):
 
 
 def command(*words: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(list(words))
-    assert not end.value.code
+    assert not status(main, words)
 
 
 def test_commands(vllm, tmp_path, capsys):

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from tests.commands import status
 from twinserve.sim.cli.calibrate import calibrate
 from twinserve.sim.cli.main import main
 
@@ -57,14 +58,8 @@ def test_simulated_and_live_are_laid_side_by_side(profile, tmp_path, rate, reque
     arguments += [
         "--requests", str(requests), "--cap-length", "250", *SIZES, "--slo", "ttft=0.2,tpot=0.05",
     ]  # fmt: skip
-    with pytest.raises(SystemExit) as end:
-        main(
-            [
-                *arguments, "--repeats", "2", "--pace", "measured", "--out", str(tmp_path / "v"),
-                "--quiet",
-            ]
-        )  # fmt: skip
-    assert not end.value.code
+    arguments += ["--repeats", "2", "--pace", "measured", "--quiet", "--out", tmp_path / "v"]
+    assert not status(main, arguments)
     found = json.loads((tmp_path / "v" / "validation.json").read_text())
     found = {policy["policy"]: policy for policy in found["policies"]}
     for name in ("vllm", "bros"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from tests.commands import status
 from twinserve.policies.overview import KNOWN, policy_rows
 from twinserve.policies.registry import policy_names
 from twinserve.profiles.catalog import GPUS, MODELS, find_model
@@ -199,11 +200,8 @@ def test_accuracy_is_that_of_the_evidence():
     ("verb", "row"), [("models", "gpt-oss-120b"), ("gpus", "mi300x"), ("policies", "bros")]
 )
 def test_each_verb_prints_a_table_and_json(verb, row, capsys):
-    with pytest.raises(SystemExit) as end:
-        main([verb])
-    assert end.value.code == 0 and row in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main([verb, "--json"])
+    assert not status(main, [verb]) and row in capsys.readouterr().out
+    status(main, [verb, "--json"])
     rows = json.loads(capsys.readouterr().out)
     assert row in {one["name"] for one in rows}
     assert all(one["source" if "source" in one else "hub"] and one["accuracy"] for one in rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.commands import refused
 from tests.route.fronts import prompts_of
 from tests.sim.routing import Scene
 from twinserve.backends.live.route.fleet import RoutedFleet
@@ -215,8 +216,5 @@ def test_what_a_router_hears_and_when():
 
 def test_without_its_libraries_one_line_says_how_to_get_them(monkeypatch, capsys):
     monkeypatch.setattr("twinserve.backends.live.route.settings.find_spec", lambda name: None)
-    with pytest.raises(SystemExit) as end:
-        main(["route", "--worker", "http://127.0.0.1:9"])
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and said.count("\n") == 1
+    said = refused(capsys, main, ["route", "--worker", "http://127.0.0.1:9"])
     assert "aiohttp" in said and "pip install 'twinserve[route]'" in said

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import status
 from tests.parameters import mostly_nightly
 from tests.route.fronts import Scene, prompts_of, scene
 from twinserve.backends.live.route.fleet import RoutedFleet
@@ -30,9 +31,7 @@ SLOW |= {"health_timeout_s": 5.0, "retries": 9}  # a busy machine is no dead wor
 
 def command(*words: str) -> object:
     """Its exit status."""
-    with pytest.raises(SystemExit) as end:
-        main(list(words))
-    return end.value.code
+    return status(main, words)
 
 
 def decided(record: Routing, router: str | None = None, **signals: float) -> Rerouted:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.commands import refused
 from tests.route.fronts import scene, text
 from tests.route.test_front import words
 
@@ -223,11 +224,7 @@ async def test_the_command_drains_on_sigterm_and_ends_well():
 def test_bad_input_is_one_line(arguments, said, capsys):
     from twinserve.sim.cli.main import main
 
-    with pytest.raises(SystemExit) as end:
-        main(["route", *arguments])
-    found = capsys.readouterr().err
-    assert end.value.code == 2 and said in found
-    assert found.startswith("error: ") and found.count("\n") == 1
+    assert said in refused(capsys, main, ["route", *arguments])
 
 
 @pytest.mark.parametrize("url", ["http://[::1]:80", "https://a-b.c_d.e.:1", "http://10.0.0.1:8000"])

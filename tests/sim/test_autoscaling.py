@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.commands import status
 from tests.parameters import mostly_nightly
 from twinserve.policies.names import RegistryError
 from twinserve.policies.requests import End
@@ -231,12 +232,10 @@ def test_an_autoscaler_that_there_is_not_is_refused(text, said):
 
 def test_the_command_shows_gpu_hours_beside_attainment(capsys):
     words = "simulate -t poisson --rate 5 --duration 10 --replicas 2 --autoscale perfect -q"
-    with pytest.raises(SystemExit):
-        main([*words.split(), "--json"])
+    status(main, [*words.split(), "--json"])
     (found,) = json.loads(capsys.readouterr().out)["runs"]
     assert found["autoscaling"]["gpu_hours"] > 0
     assert np.isfinite(found["classes"]["rt"]["slo_attainment"])
-    with pytest.raises(SystemExit):
-        main(words.split())
+    status(main, words.split())
     shown = capsys.readouterr().out
     assert "GPU-hours" in shown and "both attained" in shown

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.commands import status
 from twinserve.sim.cli.main import BAD_INPUT, main
 from twinserve.sim.results.export import bench_result, write_bench
 from twinserve.sim.setup.config import SimulationConfig
@@ -54,8 +55,6 @@ def test_the_command_writes_it_and_replaces_nothing_unasked(tmp_path, capsys):
     words = "simulate -t fixed:300,20 --rate 30 --requests 10 -q --bench-json".split()
     file = tmp_path / "bench.json"
     for further, code in (([], 0), ([], BAD_INPUT), (["--overwrite"], 0)):
-        with pytest.raises(SystemExit) as end:
-            main([*words, str(file), *further])
-        assert (end.value.code or 0) == code
+        assert status(main, [*words, file, *further]) == code
     assert "bench.json" in capsys.readouterr().err
     assert len(read_measurement(file)) == 10

@@ -4,6 +4,7 @@ refuses."""
 import pandas as pd
 import pytest
 
+from tests.commands import refused, status
 from tests.profiles.recorded_steps import slower_host, write_steps
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.profile import load_profile
@@ -21,17 +22,11 @@ def steps(tmp_path):
 
 
 def _run(*arguments) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(list(map(str, arguments)))
-    assert stopped.value.code == 0
+    assert not status(main, arguments)
 
 
 def _error(capsys, *arguments) -> str:
-    with pytest.raises(SystemExit) as stopped:
-        main(list(map(str, arguments)))
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2 and said.count("\n") == 1 and said.startswith("error: ")
-    return said
+    return refused(capsys, main, arguments)
 
 
 def test_both_names_print_and_write_the_same(steps, tmp_path, capsys):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import twinserve as ts
+from tests.commands import status
 from tests.sim.benched import bench
 from tests.sim.test_serving_fit import AS_IT_IS, PROFILE, SLOWER, load, served_by
 from twinserve.sim.cli.main import BAD_INPUT, main
@@ -19,10 +20,7 @@ from twinserve.sim.twin.serving_fit import Fitted
 
 
 def check(capsys, *words: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["check", *words, "--quiet"])
-    said = capsys.readouterr()
-    return int(end.value.code or 0), said.out + said.err
+    return status(main, ["check", *words, "--quiet"]), "".join(capsys.readouterr())
 
 
 @pytest.fixture(scope="module")

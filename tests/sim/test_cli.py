@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from pydantic_core import SchemaError
 
+from tests.commands import status
 from tests.parameters import mostly_nightly
 from twinserve.sim.cli import entry
 from twinserve.sim.cli.main import main, simulate_main
@@ -482,9 +483,7 @@ def test_a_signal_while_models_are_built_is_still_one(cause, code, monkeypatch, 
         raise SchemaError(f"Error building `model` serializer:\n  SchemaError: ...\n  {cause}: ")
 
     monkeypatch.setattr("twinserve.sim.cli.main.twinserve_app", app)
-    with pytest.raises(SystemExit) as ended:
-        main(["profiles"])
-    assert ended.value.code == code and "SchemaError" not in capsys.readouterr().err
+    assert status(main, ["profiles"]) == code and "SchemaError" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

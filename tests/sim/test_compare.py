@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from tests import commands
 from tests.sim.benched import bench, queued, run_of
 from twinserve.sim.cli.main import main
 from twinserve.sim.report.html import write_report
@@ -106,9 +107,7 @@ def on_disk(base, tmp_path):
 
 
 def status(*words) -> int:
-    with pytest.raises(SystemExit) as e:
-        main([str(word) for word in words])
-    return e.value.code or 0
+    return commands.status(main, words)
 
 
 @pytest.mark.slow

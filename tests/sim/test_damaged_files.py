@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.commands import refused, status
 from twinserve.formats import DEEPEST, parse_json
 from twinserve.sim.cli.main import main
 from twinserve.sim.report.html import write_report
@@ -24,8 +25,9 @@ SMALL = "-t fixed:40,4 --requests 6 --rate 50 --profile llama-3.1-8b@h100 -q".sp
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
-    with pytest.raises(SystemExit):
-        main(["simulate", *SMALL, "--warmup", "1", "--metrics-every", "0.05", "--out", str(out)])
+    status(
+        main, ["simulate", *SMALL, "--warmup", "1", "--metrics-every", "0.05", "--out", str(out)]
+    )
     return out
 
 
@@ -35,13 +37,7 @@ def run(whole, tmp_path):
 
 
 def said(capsys, *words) -> str:
-    """The one line of a command that refuses."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main(list(map(str, words)))
-    out, err = capsys.readouterr()
-    assert (end.value.code, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ")
-    return err
+    return refused(capsys, main, words)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import twinserve
+from tests.commands import status
 from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.evidence import ExpectedErrors, StepError, expected_errors
 from twinserve.profiles.profile import load_profile, save_profile
@@ -46,9 +47,7 @@ def inputs():
 
 def ended(command, words: list[str]) -> None:
     """Runs a command to its end, which has to be a good one."""
-    with pytest.raises(SystemExit) as stop:
-        command(words)
-    assert not stop.value.code
+    assert not status(command, words)
 
 
 def bars(inputs, of: ExpectedErrors) -> tuple[dict, dict]:

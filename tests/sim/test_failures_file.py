@@ -8,6 +8,7 @@ import os
 import pytest
 
 import twinserve as ts
+from tests.commands import status
 from twinserve.errors import TwinserveError
 from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.faults import Fault, Kind
@@ -146,9 +147,7 @@ def test_a_file_that_can_be_read_once_is_read_once():
 
 def run(words: list[str]) -> int:
     """Its exit status."""
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    return int(end.value.code or 0)
+    return status(main, words)
 
 
 RUN = "simulate -t sharegpt --rate 20 --requests 40 --replicas 2 --quiet --json"

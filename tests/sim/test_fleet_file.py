@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.commands import status
 from twinserve.sim.cli.main import BAD_INPUT, simulate_main
 from twinserve.sim.results.files import read_run, write_run
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -44,10 +45,7 @@ def two(tmp_path):
 
 
 def command(text: str, capsys) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as end:
-        simulate_main(text.split())
-    said = capsys.readouterr()
-    return int(end.value.code or 0), said.out + said.err
+    return status(simulate_main, text.split()), "".join(capsys.readouterr())
 
 
 def test_each_pool_runs_what_the_file_says(two):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.commands import status
 from tests.disk import no_file_above
 from tests.parameters import mostly_nightly
 from twinserve.sim.cli.main import main, simulate_main
@@ -22,9 +23,7 @@ RUN = "-t fixed:40,4 --requests 6 --rate 50 --profile llama-3.1-8b@h100 -q".spli
 
 
 def simulate(*words) -> int:
-    with pytest.raises(SystemExit) as end:
-        simulate_main([*RUN, *map(str, words)])
-    return end.value.code or 0
+    return status(simulate_main, [*RUN, *map(str, words)])
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -114,9 +113,7 @@ def test_a_folder_that_fails_leaves_what_was_there(tmp_path):
 
 
 def call(command, *words) -> int:
-    with pytest.raises(SystemExit) as end:
-        command([*map(str, words)])
-    return end.value.code or 0
+    return status(command, words)
 
 
 @pytest.fixture(scope="module")

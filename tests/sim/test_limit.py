@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.commands import status
 from tests.parameters import mostly_nightly
 from tests.sim.planned import GPU, MODEL, write_trace
 from twinserve.sim.cli.main import BAD_INPUT, main
@@ -83,9 +84,7 @@ REQUESTS = ("-t", "sharegpt", "--requests", "24", "--workers", "1", "-q")
 
 
 def said(capsys, *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["limit", *words])
-    return int(end.value.code or 0), *capsys.readouterr()
+    return status(main, ["limit", *words]), *capsys.readouterr()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests.commands import status
 from twinserve.policies.errors import PolicyError
 from twinserve.sim.cli.main import main
 from twinserve.sim.engine.host_tier import HostTier
@@ -208,12 +209,11 @@ def test_options_are_those_of_vllm():
 
 
 def test_the_command_shows_what_was_found_on_the_host(capsys, tmp_path):
-    with pytest.raises(SystemExit) as left:
-        main(
-            "simulate --trace poisson --rate 2 --requests 5 --kv-offloading-size 1 "
-            f"--kv-offloading-backend native --out {tmp_path / 'run'}".split()
-        )
-    assert not left.value.code
+    assert not status(
+        main,
+        "simulate --trace poisson --rate 2 --requests 5 --kv-offloading-size 1 "
+        f"--kv-offloading-backend native --out {tmp_path / 'run'}".split(),
+    )
     assert "found on the host" in capsys.readouterr().out
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import status
 from twinserve.own_code import RegistryError, fault
 from twinserve.sim.cli import main as cli
 from twinserve.sim.fleet.routers.base import PerRequest
@@ -49,9 +50,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def said(capsys, *words: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(words)
-    return int(end.value.code or 0), "".join(capsys.readouterr())
+    return status(cli.main, words), "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(

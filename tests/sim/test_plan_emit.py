@@ -7,9 +7,10 @@ import json
 import pytest
 import yaml
 
+from tests.commands import refused, status
 from tests.sim.planned import write_trace
 from twinserve.profiles.gpu_labels import gpu_of_label
-from twinserve.sim.cli.main import BAD_INPUT, main
+from twinserve.sim.cli.main import main
 from twinserve.sim.plan.candidates import candidates
 from twinserve.sim.plan.start import FILES, LABELS, emitted, serve_arguments
 from twinserve.sim.serve_line.settings import from_vllm
@@ -80,12 +81,8 @@ def test_the_command_writes_it_beside_the_plan(tmp_path, capsys):
     trace = write_trace(tmp_path / "t.csv", rate=60.0)
     words = ["plan", "--model", "qwen3-8b", "-t", trace, "--slo", "ttft p90 < 2 s"]
     words += ["--gpus", "h100", "--tp", "1", "--workers", "1", "-q", "--emit", "kubernetes"]
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == BAD_INPUT and "--out" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as end:
-        main([*words, "--out", str(tmp_path / "p")])
-    assert not end.value.code, capsys.readouterr().err
+    assert "--out" in refused(capsys, main, words)
+    assert not status(main, [*words, "--out", tmp_path / "p"]), capsys.readouterr().err
     best = json.loads((tmp_path / "p" / "plan.json").read_text())["rows"][0]
     found = SimulationConfig(from_vllm=str(tmp_path / "p" / "kubernetes.yaml"))
     assert found.replicas == best["replicas"] and found.profile == "qwen3-8b@h100"

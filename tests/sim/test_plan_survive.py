@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.commands import status
 from tests.parameters import mostly_nightly
 from tests.sim.planned import GPU, MODEL, settings, write_trace
 from twinserve.sim.cli.main import main
@@ -119,7 +120,6 @@ def test_what_cannot_be_survived_is_one_line(trace, asked, said):
 @pytest.mark.parametrize("number", ["１２", "1.5"])
 def test_what_is_no_whole_number_of_failures_is_one_line(number, trace, capsys):
     words = ["--model", MODEL, "-t", trace, "--slo", "ttft p90 < 80 ms", f"--survive={number}"]
-    with pytest.raises(SystemExit):
-        main(["plan", *words])
+    status(main, ["plan", *words])
     said = capsys.readouterr().err
     assert f"--survive: '{number}' is no whole number" in said and said.count("\n") == 1

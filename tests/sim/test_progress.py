@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from tests.commands import status
 from twinserve.sim.cli import progress as shown
 from twinserve.sim.cli.main import main, simulate_main
 from twinserve.sim.cli.progress import RunProgress, left_text, plain_line, time_left
@@ -251,9 +252,7 @@ class Ticking(Wall):
 
 
 def run(capsys, command, words: str) -> tuple[str, str]:
-    with pytest.raises(SystemExit) as end:
-        command(words.split())
-    assert not end.value.code
+    assert not status(command, words.split())
     return capsys.readouterr()
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from tests.commands import status
 from twinserve.backends.live.apart import engine, shelf
 from twinserve.backends.live.apart.shelf import Shelf
 from twinserve.backends.live.versions import LiveEngineError
@@ -28,9 +29,7 @@ SYNC = "--no-async-scheduling"
 
 
 def command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    return int(end.value.code or 0)
+    return status(main, arguments)
 
 
 def simulated(tmp_path: Path, *arguments: str) -> str:
@@ -147,9 +146,7 @@ def replayed(tmp_path, monkeypatch):
     """Makes a run, and replays it with what is given as the outcome; the exit code."""
     load = "-t fixed:8,2 --rate 50 --requests 4 --num-blocks 90 --quiet".split()
     kept = ["--no-async-scheduling", "--decisions", "--out", str(tmp_path / "run")]
-    with pytest.raises(SystemExit) as end:
-        main(["simulate", *load, *kept])
-    assert not end.value.code
+    assert not status(main, ["simulate", *load, *kept])
 
     @contextlib.contextmanager
     def live_engine(settings, model):
@@ -163,9 +160,8 @@ def replayed(tmp_path, monkeypatch):
         steps = pd.DataFrame({**times, **blocks, "drift": [False, bool(parted)]})
         found = LockedReplay(steps, {}, parted, 0, [], parted)
         monkeypatch.setattr("twinserve.sim.twin.replay.replay_locked", lambda *_: found)
-        with pytest.raises(SystemExit) as end:
-            main(["replay", str(tmp_path / "run"), "--model", "tiny", "--quiet", *arguments])
-        return end.value.code or 0
+        words = ["replay", tmp_path / "run", "--model", "tiny", "--quiet", *arguments]
+        return status(main, words)
 
     return replay
 

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from tests.commands import refused, status
 from tests.sim.test_serve_line import MANIFEST_OF_POOLS
 from twinserve.profiles.front_end import FrontEnd, save_front_end
-from twinserve.sim.cli.main import BAD_INPUT, main, simulate_main
+from twinserve.sim.cli.main import main, simulate_main
 from twinserve.sim.serve_line.settings import from_vllm, stated
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.fleet_file import read_fleet
@@ -106,12 +107,11 @@ def test_a_pool_of_a_fleet_file_can_be_a_server():
 
 
 def test_the_account_names_what_was_taken_passed_over_and_left(capsys):
-    with pytest.raises(SystemExit) as stop:
-        simulate_main(
-            ["--from-vllm", f"{_LINE} --port 80 --enable-lora", "--gpu", "h100"]
-            + "-t fixed:64,4 --rate 1 --requests 2 --slo none".split()
-        )
-    assert not stop.value.code
+    assert not status(
+        simulate_main,
+        ["--from-vllm", f"{_LINE} --port 80 --enable-lora", "--gpu", "h100"]
+        + "-t fixed:64,4 --rate 1 --requests 2 --slo none".split(),
+    )
     printed = capsys.readouterr()
     said = " ".join(f"{printed.err} {printed.out}".split())
     assert "one server of 2 x h100, vLLM 0.32 (not said: --engine-version)" in said
@@ -169,17 +169,12 @@ def test_what_is_said_beside_a_server_wins():
 
 
 def test_a_plan_without_a_model_asks_for_one(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["plan", "-t", "azure-2023:conv", "--slo", "ttft p90 < 1 s"])
-    assert stop.value.code == BAD_INPUT
-    assert "give --model, or a server's command line" in capsys.readouterr().err
+    said = refused(capsys, main, ["plan", "-t", "azure-2023:conv", "--slo", "ttft p90 < 1 s"])
+    assert "give --model, or a server's command line" in said
 
 
 def test_an_error_is_one_line_of_the_command(capsys):
-    with pytest.raises(SystemExit) as stop:
-        simulate_main(["--from-vllm", _LINE])
-    assert stop.value.code == BAD_INPUT
-    assert capsys.readouterr().err.count("\n") == 1
+    assert refused(capsys, simulate_main, ["--from-vllm", _LINE])
 
 
 def test_a_file_that_changes_is_read_again(tmp_path):

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.commands import status
 from tests.sim.benched import bench as vllm_bench_of
 from tests.sim.benched import queued
 from twinserve.profiles.front_end import load_front_end
@@ -57,10 +58,7 @@ def means(result) -> np.ndarray:
 
 
 def command(capsys, *words: str) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as end:
-        main(["calibrate", *words])
-    said = capsys.readouterr()
-    return int(end.value.code or 0), said.out + said.err
+    return status(main, ["calibrate", *words]), "".join(capsys.readouterr())
 
 
 @pytest.mark.nightly

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.commands import refused, status
 from tests.parameters import mostly_nightly
 from twinserve.sim.cli.main import VERBS, main
 
@@ -89,8 +90,7 @@ def test_the_list_of_verbs_loads_no_verb():
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verbs_own_help_begins_with_its_line_in_the_list(verb, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit):
-        main([verb, "--help"])
+    status(main, [verb, "--help"])
     assert VERBS[verb][1] in capsys.readouterr().out
 
 
@@ -117,10 +117,7 @@ def test_an_expected_error_is_one_line(name, capsys, monkeypatch):
         raise error("what is wrong; what to do")
 
     monkeypatch.setattr("twinserve.traces.verbs.list_traces", wrong)
-    with pytest.raises(SystemExit) as end:
-        main(["trace", "list"])
-    assert end.value.code == 2
-    assert capsys.readouterr().err == "error: what is wrong; what to do\n"
+    assert refused(capsys, main, ["trace", "list"]) == "error: what is wrong; what to do\n"
 
 
 def test_a_defect_is_no_bad_input(monkeypatch):
@@ -143,6 +140,5 @@ def test_help_breaks_lines_where_the_terminal_does(capsys, monkeypatch):
             "In a free replay the requests arrive again, the policy decides on the live state, and",
         ),
     ):
-        with pytest.raises(SystemExit):
-            main([words, "--help"])
+        status(main, [words, "--help"])
         assert sentence in capsys.readouterr().out

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.commands import status
 from twinserve.sim.cli.main import main
 from twinserve.sim.report.static import new_figure
 from twinserve.sim.results.files import dump_json
@@ -35,9 +36,7 @@ FILES = ("runs.parquet", "table.csv", "sweep.json", "plot.png", "plot.svg", "plo
 def sweep(out: Path, *words: str) -> int:
     """Its exit status; settings of BASE where `words` have none of their own."""
     base = [part for flag, value in BASE.items() if flag not in words for part in (flag, value)]
-    with pytest.raises(SystemExit) as end:
-        main(["sweep", *base, "--profile", PROFILE, "--out", str(out), *words])
-    return end.value.code or 0
+    return status(main, ["sweep", *base, "--profile", PROFILE, "--out", str(out), *words])
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.commands import status
 from tests.sim.planned import write_trace
 from twinserve.sim.cli.main import main
 from twinserve.sim.results.blocks import half_widths
@@ -27,9 +28,7 @@ def _quickly(monkeypatch):
 
 def sweep(out, *words: str) -> int:
     trace = write_trace(out.parent / "t.csv", count=90)
-    with pytest.raises(SystemExit) as end:
-        main(["sweep", "-t", trace, *words, "--quiet", "--out", str(out)])
-    return end.value.code or 0
+    return status(main, ["sweep", "-t", trace, *words, "--quiet", "--out", str(out)])
 
 
 @pytest.mark.slow
@@ -106,7 +105,6 @@ def test_an_interval_by_blocks_is_as_wide_as_means_vary(run_length):
     ],
 )
 def test_what_cannot_be_repeated_is_one_line(words, said, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["sweep", "-t", write_trace(tmp_path / "t.csv"), *words.split()])
+    status(main, ["sweep", "-t", write_trace(tmp_path / "t.csv"), *words.split()])
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import pytest
 
+from tests.commands import status
 from tests.parameters import mostly_nightly
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli import main as cli
@@ -38,9 +39,7 @@ SMALL = "simulate -p vllm -p bros -t poisson --rate 20 --requests 12 --pool 4 --
 
 
 def said(capsys, *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(words)
-    return int(end.value.code or 0), *capsys.readouterr()
+    return status(cli.main, words), *capsys.readouterr()
 
 
 @cache
@@ -282,9 +281,7 @@ def test_bash_completes(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_scripts_for_other_shells_have_every_verb_and_parse(shell, capsys, tmp_path):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["completion", shell])
-    assert not end.value.code
+    assert not status(cli.main, ["completion", shell])
     text = capsys.readouterr().out
     assert all(verb in text for verb in cli.VERBS) and "max-num-seqs" in text
     beside = "azure-2023" in text and ("-l trace -r -F -a" in text or ":trace: _twinserve" in text)

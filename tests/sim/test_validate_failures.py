@@ -10,6 +10,7 @@ import json
 import pandas as pd
 import pytest
 
+from tests.commands import status
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.sim.cli.main import main
 from twinserve.sim.report.html import write_report
@@ -60,9 +61,7 @@ def engines(monkeypatch) -> list[str]:
 
 def run(*arguments: str) -> int:
     load = "-t fixed:8,2 --rate 50 --requests 4 --num-blocks 90 --quiet".split()
-    with pytest.raises(SystemExit) as end:
-        main(["validate", *load, *arguments])
-    return end.value.code or 0
+    return status(main, ["validate", *load, *arguments])
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.commands import status
 from twinserve.profiles.profile import Profile
 from twinserve.sim.cli.main import main
 from twinserve.sim.results.files import RunResult
@@ -299,6 +300,5 @@ def test_one_replay_alone_is_taken_on_its_core():
 
 @pytest.mark.parametrize("limit", ["0", "-3", "nan", "inf"])
 def test_a_limit_that_is_none_is_refused(limit, capsys):
-    with pytest.raises(SystemExit):
-        main(["validate", "-t", "poisson", "--limit", limit])
+    status(main, ["validate", "-t", "poisson", "--limit", limit])
     assert "--limit" in capsys.readouterr().err
