@@ -310,18 +310,17 @@ class Profile(BaseModel):
             )
         if self.pp > 1:
             raise ProfileError(
-                f"--shared-prefix: is not known of the pipeline stages of {self.name}; drop it"
+                f"--shared-prefix: not for the pipeline stages of {self.name}; drop it"
             )
         if self.llm.latent is not None:
             raise ProfileError(
-                f"--shared-prefix: decodes of {self.llm.name} have latent attention, and multiply "
-                "by each request what they read once; drop it"
+                f"--shared-prefix: not for the latent attention of {self.llm.name}; drop it"
             )
         if not isinstance(self.step_model, (RooflineForm, OperatorForm)):
             raise ProfileError(
                 f"--shared-prefix: the step times of {self.name} ({self.step_model.form}) are of "
-                "whole steps, in which reading KV is no part by itself; choose --step-times "
-                "roofline or operators, or drop it"
+                "whole steps, without a part for reading KV; choose --step-times roofline or "
+                "operators, or drop it"
             )
 
     def with_host_time(self, host: HostTime) -> Profile:

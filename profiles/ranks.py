@@ -50,8 +50,8 @@ def check_ranks(
     if links and tp * dp > linked:
         ranks = f"tp{tp} x dp{dp} ranks share experts," if dp > 1 else f"tp{tp}: these are"
         raise ProfileError(
-            f"{llm.name}: {ranks} more than the {linked} GPUs of {gpu} that are linked directly;"
-            " links between servers are not known"
+            f"{llm.name}: {ranks} more than the {linked} GPUs of {gpu} that are linked directly; "
+            "choose fewer, since links between servers are not simulated"
         )
     _check_widths(llm, tp, tp if ep else tp * dp, ep)
 
@@ -76,7 +76,7 @@ def check_stages(llm: ModelSpec, gpu: str, tp: int, pp: int, dp: int = 1) -> Non
     if tp * pp > linked:
         raise ProfileError(
             f"{llm.name}: tp{tp} x pp{pp} are more than the {linked} GPUs of {gpu} that are linked "
-            "directly; links between servers are not known"
+            "directly; choose fewer, since links between servers are not simulated"
         )
 
 

@@ -48,7 +48,8 @@ def test_a_file_that_has_changed_is_refused(folder, monkeypatch, capsys):
     file.write_text(CODE, encoding="utf-8")
     assert end == cli.BAD_INPUT
     assert (
-        "router two_choices.py:TwoChoices: its file is not what it was" in capsys.readouterr().err
+        "router two_choices.py:TwoChoices: its file has changed since that run"
+        in capsys.readouterr().err
     )
 
 

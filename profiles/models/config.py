@@ -184,8 +184,7 @@ def read_model(reference: str | Path) -> ModelSpec:
     if called and found.weights is None:
         raise ProfileError(
             f"{path}: {name} is called {called[1]}, and there is no quantization_config; put the "
-            "checkpoint's hf_quant_config.json beside config.json, or call what has 16 bits "
-            "otherwise"
+            "checkpoint's hf_quant_config.json into its folder, or rename a model of 16 bits"
         )
     return found
 

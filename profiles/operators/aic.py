@@ -292,7 +292,7 @@ def check_described(llm: ModelSpec, gpu: str) -> None:
     found = [what for what, there in strange.items() if there]
     if found:
         raise ProfileError(
-            f"{llm.name}: has {found[0]}, which the operator tables are not asked about; choose "
+            f"{llm.name}: has {found[0]}, and the operator tables are not used for that; choose "
             "--step-times roofline, or MODEL@GPU without tables"
         )
 

@@ -83,7 +83,7 @@ def compare(
     options = ReadOptions(columns=columns)
     found = [read_measurement(Path(file), format, options) for file in several(measured)]
     if not found:
-        raise ResultsError("no measured file: give one beside the runs (docs/traces.md)")
+        raise ResultsError("no measured file: name one as well (docs/traces.md)")
     results = _results(runs)
     if not results:
         raise ResultsError("no run: give one of `simulate`, or a folder that was saved")

@@ -227,13 +227,13 @@ def _beside(out: Path) -> Path:
 
 @contextlib.contextmanager
 def _told_where(kept: Path) -> Iterator[None]:
-    """Whatever ends the measuring, the user is told where the steps measured until then are."""
+    """If the measuring ends early, print where the measured steps are kept."""
     before = kept.stat().st_mtime_ns if kept.exists() else None
     try:
         yield
     except BaseException:
         if kept.exists() and kept.stat().st_mtime_ns != before:
-            print(f"note: what was measured until then: {kept}", file=sys.stderr)
+            print(f"note: {kept} holds the steps that were measured", file=sys.stderr)
         raise
 
 

@@ -115,8 +115,8 @@ def _tell(front_end: FrontEnd, loads: list[Load], exchanges: list[Exchange]) -> 
     together = bunched(exchanges)
     if together > MANY:
         print(
-            f"note: {together:.0%} of the answers reached the client in one piece, or nearly; "
-            "measure again as root, whose client goes before other programs, or on a quiet machine"
+            f"note: {together:.0%} of the answers reached the client nearly in one piece; measure "
+            "again on a quiet machine, or as root (the client then has priority)"
         )
 
 

@@ -380,4 +380,6 @@ def replay_apart(run: Path, model: str, options: dict, as_json: bool, quiet: boo
     else:
         print_lines(f"Prefill apart from decode on vLLM {version}", found.lines())
     if not found.held:
-        raise LiveEngineError("the live engines did something else than the simulated fleet")
+        raise LiveEngineError(
+            "the live engines decided otherwise than the simulated fleet; see the lines above"
+        )

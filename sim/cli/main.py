@@ -323,9 +323,7 @@ def _refuse_depth(arguments: Sequence[str]) -> None:
         if deepest > DEEPEST:
             from twinserve.sim.setup.config import SettingsError
 
-            raise SettingsError(
-                f"{word[:40]}...: more than {DEEPEST} brackets within each other; drop them"
-            )
+            raise SettingsError(f"{word[:40]}...: more than {DEEPEST} nested brackets; write fewer")
 
 
 def _stop(line: str, code: int) -> None:

@@ -169,7 +169,7 @@ def fit(
     base = None if profile is None else load_profile(profile)
     if out is not None and base is None:
         raise SettingsError(
-            "--out writes a profile with fitted step times; say of which engine with --profile"
+            "--out writes a profile with fitted step times; name the engine with --profile"
         )
     if out is not None:
         check_target(out, overwrite)
@@ -225,7 +225,7 @@ def check_target(path: Path, overwrite: bool = False, suffix: str = ".json") -> 
     check_free(path, overwrite, ResultsError)
     if path.suffix.lower() != suffix:
         raise ResultsError(
-            f"{path}: name a file that ends in {suffix}; by that it is known when it is read"
+            f"{path}: name a file that ends in {suffix}; commands recognise it by this ending"
         )
     folder = path.resolve().parent
     while not folder.exists():

@@ -50,15 +50,15 @@ def reroute(
 
     for name, value in (("age", age), ("interval", interval)):
         if value is not None and not 0 <= value <= 3600:
-            raise SettingsError(f"--{name} {value:g}: seconds, of 0 to 3600")
+            raise SettingsError(f"--{name} {value:g}: write seconds from 0 to 3600")
     routing = read_routing(record)
     spec = parse_router(router or routing.router)
     routers = spec.build(), spec.build()
     deaf = all(event.kind != "heard" for event in routing.events)
     if router is not None and deaf and routers[0].hears_kv_events():
         raise SettingsError(
-            f"{record}: has no KV events, by which router {spec.name!r} decides; record with a "
-            "router that hears them, or ask another one"
+            f"{record}: has no KV events, and router {spec.name!r} decides by them; record with a "
+            "router that uses KV events, or name another router"
         )
     found = again(routing, routers, model_of(routing.profile), age, interval)
     if as_json:
@@ -66,7 +66,7 @@ def reroute(
     else:
         print(_text(found))
     if router is None and (found.other_views or found.other_choices):
-        print(f"error: {record}: {found.first_other} is another one", file=sys.stderr)
+        print(f"error: {record}: {found.first_other} differs", file=sys.stderr)
         sys.exit(1)
 
 

@@ -92,16 +92,18 @@ def route(
     from twinserve.sim.setup.config import SettingsError
 
     if not worker:
-        raise SettingsError("route to which servers? Name each with --worker http://HOST:PORT")
+        raise SettingsError("no server is given; name each one with --worker http://HOST:PORT")
     if record is not None and record.is_dir():
         raise SettingsError(f"--record {record}: is a folder; name a file")
     if record is not None and record.exists() and not overwrite:
-        raise SettingsError(f"--record {record}: is there; name another file, or --overwrite it")
+        raise SettingsError(
+            f"--record {record}: exists already; name another file, or add --overwrite"
+        )
     settings = RouteSettings(**given)
     require_libraries(events=bool(kv_events))
     from twinserve.backends.live.route.front import serve
 
     left = serve(settings)
     if left:
-        print(f"error: {left} requests had not ended when route did", file=sys.stderr)
+        print(f"error: route stopped before {left} requests had ended", file=sys.stderr)
         sys.exit(1)

@@ -214,8 +214,8 @@ def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
     if (out / "run.json").exists():
         # `report` takes such a folder for one run, and would not see those below it
         raise ResultsError(
-            f"--out {out}: is the folder of a run itself; several policies need one that is not: "
-            "name another"
+            f"--out {out}: is the folder of one run; name another folder for the runs of several "
+            "policies"
         )
     names = folders(spec.label for spec in inputs.policies)
     return {label: out / name for label, name in names.items()}
@@ -244,7 +244,7 @@ def _check_apart(flag: str, file: Path, targets: Iterable[Path]) -> None:
     for target in map(resolved, targets):
         if place == target or target in place.parents:
             raise ResultsError(
-                f"{flag} {file}: is where --out writes its results; name a file elsewhere"
+                f"{flag} {file}: --out writes its results there; name a file elsewhere"
             )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _Several = Annotated[list[str] | None, Parameter(negative=""), Starting]
 _DEFAULTS = SimulationConfig.model_construct()  # nothing to check: help need not wait for that
-_RESUMABLE = "interrupted; what has ended is kept: the same command goes on from there"
+_RESUMABLE = "interrupted; finished runs are kept: the same command goes on from there"
 _LEAST_ENDED, _LEAST_SHARE = 4, 0.05  # of the runs, after the first: before a time left is said
 _SOME_FAILED = 1  # exit status
 
@@ -129,7 +129,7 @@ def sweep(
         )
         return
     if out is None:
-        raise SettingsError("--out DIR is needed: what has ended is kept there")
+        raise SettingsError("--out DIR is needed: finished runs are kept there")
     if (out / "run.json").exists():
         raise SettingsError(f"--out {out}: is the folder of a run; name another one")
     found = Sweep(runs, out, any_version, retry_failed, options, error_bars, copies)

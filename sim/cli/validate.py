@@ -98,9 +98,9 @@ def validate(
         _emulated(config, served, out, overwrite, as_json, quiet)
         return
     if served:
-        raise SettingsError("--served: is of an emulated engine; add --emulated")
+        raise SettingsError("--served needs an emulated engine; add --emulated")
     if repeats < 1:
-        raise SettingsError("--repeats: at least one live run is needed")
+        raise SettingsError(f"--repeats {repeats}: give 1 live run or more")
     check_limit(limit)
     if out is not None:
         check_folder(out, overwrite, MARKER)
@@ -112,13 +112,13 @@ def validate(
         config = config.model_copy(update={"async_scheduling": False})
     if config.async_scheduling:
         raise SettingsError(
-            "--async-scheduling: the engine in this process does its steps one after another, so "
-            "that its times are those of synchronous steps; drop it"
+            "--async-scheduling: the engine in this process plans synchronously, so its times "
+            "would not compare; drop it"
         )
     if config.speculate is not None and parse_speculation(config.speculate).recorded is None:
         raise SettingsError(
-            "--speculate: the engine carries out what was simulated, and would not find drafts "
-            "that are drawn; give recorded=DIR of a free replay, or drop it"
+            "--speculate: the engine executes the simulated drafts, and cannot find drafts drawn "
+            "at random; give recorded=DIR of a free replay, or drop it"
         )
     inputs = resolve(config)
     options = {

@@ -104,8 +104,8 @@ class Disaggregated(Fleet):
         policy, ledger = core.policy, core.ledger
         if replica.role not in (Role.PREFILL, Role.DECODE):
             raise PolicyError(
-                f"{replica.label} has the role {replica.role}; in a fleet with prefill apart from "
-                "decode each has one of these two"
+                f"{replica.label} has the role {replica.role}; give each replica of this fleet the "
+                "role prefill or decode"
             )
         if replica.network is None:
             raise PolicyError(f"{replica.label} has no network to hand KV over; give it one")
@@ -115,12 +115,12 @@ class Disaggregated(Fleet):
             )
         if policy.traits.orders_applications:
             raise PolicyError(
-                f"policy {policy.name!r} accounts for applications as a whole, and would see parts "
-                "of each where prefill is apart from decode; use another, or role aggregated"
+                f"policy {policy.name!r} accounts for applications as a whole, and replicas of "
+                "prefill or decode see parts of each; use another, or role aggregated"
             )
         if not policy.withdraws():
             raise PolicyError(
-                f"policy {policy.name!r} has no on_withdraw: a load that fails could not end its "
+                f"policy {policy.name!r} has no on_withdraw, so a failed load cannot end its "
                 "request; add the method, or use another policy"
             )
         for other in self.replicas[:1]:
@@ -128,7 +128,7 @@ class Disaggregated(Fleet):
             if size != ledger.block_tokens:
                 raise PolicyError(
                     f"{replica.label} has blocks of {ledger.block_tokens} tokens, {other.label} of "
-                    f"{size}; KV is handed over between blocks of one size"
+                    f"{size}; give all replicas blocks of one size"
                 )
 
     def _up(self, replica: Replica) -> None:

@@ -131,7 +131,7 @@ def check_same_order(first: Policy, policy: Policy, number: int) -> None:
     replica with an order."""
     if (type(first), first.options) != (type(policy), policy.options):
         raise PolicyError(
-            f"replica {number} orders applications by {policy.name!r} with other "
-            f"options than the fleet, or by another policy ({first.name!r}); give all replicas "
-            "that order applications one policy with the same options"
+            f"replica {number} orders applications by {policy.name!r}, the others by "
+            f"{first.name!r} or with other options; give all replicas that order applications one "
+            "policy with the same options"
         )

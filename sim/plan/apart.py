@@ -168,8 +168,8 @@ def check_apart(policies: Sequence[str], survive: int) -> None:
     """Raises SettingsError for what prefill apart from decode is not planned with."""
     if survive:
         raise SettingsError(
-            "--prefill-decode: replicas that fail are planned for in fleets of equal ones alone; "
-            "drop it, or --survive"
+            "--prefill-decode: --survive plans for fleets of equal replicas only; drop one of the "
+            "two"
         )
     if not any(map(_hands_over, policies)):
         raise SettingsError(

@@ -79,7 +79,7 @@ def candidates(
         if own.dp > 1:
             raise SettingsError(
                 f"--model {model}: is one of {own.dp} data-parallel ranks that share experts, and "
-                "a plan is of replicas that share nothing; give a profile of one engine"
+                "a plan needs independent replicas; give a profile of one engine"
             )
         if own.pp > 1:
             raise SettingsError(

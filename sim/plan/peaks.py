@@ -112,8 +112,8 @@ def find_peak(
     judged = take_rows(ran, np.flatnonzero(~(ran.arrival_s < since)))
     if not judged.span_s:
         raise WorkloadError(
-            f"--trace {trace}: all requests of its peak arrive at once, so there is no rate to "
-            "plan for"
+            f"--trace {trace}: all requests of its peak arrive at once; give a trace with times of "
+            "arrival"
         )
     tokens = float((whole.prompt_tokens + whole.output_tokens).sum())
     return Peak(
@@ -172,7 +172,7 @@ def peak_window(online: Workload, seconds: float) -> tuple[float, float]:
     tokens = (online.prompt_tokens + online.output_tokens)[known]
     if not len(at):
         raise WorkloadError(
-            f"{online.provenance.name}: no request has an arrival time, so there is no peak"
+            f"{online.provenance.name}: no request has an arrival time; give a trace that has"
         )
     total = np.concatenate([[0], np.cumsum(tokens)])
     arriving = total[np.searchsorted(at, at + seconds, side="left")] - total[:-1]

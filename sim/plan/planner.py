@@ -163,8 +163,8 @@ def plan_objectives(text: str) -> tuple[Objective, ...]:
             )
         if one.share is None:
             raise SettingsError(
-                f"--slo {text!r}: {str(one)!r}: how many requests must keep it? Write a percentile,"
-                f" '{one.metric} p90 < ...'"
+                f"--slo {text!r}: {str(one)!r}: say how many requests must keep it: write a "
+                f"percentile, '{one.metric} p90 < ...'"
             )
     return objectives
 
@@ -201,7 +201,7 @@ def make_plan(
     if not found:
         raise SettingsError(
             f"no candidate holds {question.model} and the longest request: {left_out[0].gpu} "
-            f"tp{left_out[0].tp}: {left_out[0].reason}"
+            f"tp{left_out[0].tp}: {left_out[0].reason}; give other --gpus or --tp"
         )
     priced = all(one.usd_per_hour is not None for one in found)
     sizes = [Size.of(one, peaks, objectives, question.most_gpus // one.tp) for one in found]

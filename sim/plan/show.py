@@ -96,7 +96,7 @@ def _unsure(plan: Plan) -> list[str]:
     said = f"the first row is {best.sized.answer}: {first} kept the objectives as recorded"
     said += ", and may miss them on another day like that."
     if plan.surest is None:
-        return [f"{said} No size that was looked at meets them beyond doubt; give more --seeds"]
+        return [f"{said} No size tried meets them beyond doubt; give more --seeds"]
     row, one = plan.surest
     usd = row.candidate.usd_per_hour
     money = "" if usd is None else f", ${usd * one.replicas:,.2f} an hour"
@@ -152,7 +152,7 @@ def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
     if closer.draws < plan.question.draws:
         lines.append("  one draw: sessions or texts tie lengths to their requests")
     if closer.sizes[-1].answer != "meets":
-        lines.append("  no size that was looked at meets the objectives beyond doubt; more --seeds")
+        lines.append("  no size tried meets the objectives beyond doubt; give more --seeds")
     fast, slow = (_or_more(number, closer.farthest) for number in (closer.fast, closer.slow))
     lines.append(f"  step times off by what is expected ({closer.errors}): {fast} to {slow}")
     if closer.rate_of_one is None:

@@ -323,8 +323,8 @@ def _binned(runs: Sequence[Seen]) -> str:
     widest = max(float(run.edges[1]) for run in runs)
     return (
         f"Thinned: means over {len(runs[0].edges) - 1} equal parts of each run, weighted by time "
-        f"and summed over replicas; up to {steps:,} steps, parts of up to {widest:.3g} s. What is "
-        "hovered also says the highest of a part, on one replica."
+        f"and summed over replicas; up to {steps:,} steps, parts of up to {widest:.3g} s. Point "
+        "at a curve for the highest value of a part, on one replica."
     )
 
 

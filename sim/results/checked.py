@@ -114,9 +114,7 @@ def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
     or with values that no run has."""
     missing = [column for column in _COLUMNS[name] if column not in frame]
     if missing:
-        raise ResultsError(
-            f"{file}: no column {', '.join(missing)}; written by another version? Run again"
-        )
+        raise ResultsError(f"{file}: no column {', '.join(missing)}; of another version? Run again")
     sent = slice(None)
     if name == "requests":
         sent = (frame["outcome"] != "never_sent").to_numpy()

@@ -56,7 +56,7 @@ def check_folder(out: Path, overwrite: bool, marker: str) -> None:
     if not out.exists():
         return
     if not out.is_dir() or (any(out.iterdir()) and not (out / marker).exists()):
-        raise ResultsError(f"{out}: holds something else than a comparison; name a new folder")
+        raise ResultsError(f"{out}: holds other files than a comparison; name a new folder")
     if any(out.iterdir()) and not overwrite:
         raise ResultsError(
             f"{out}: already holds a comparison; name another folder, or add --overwrite"

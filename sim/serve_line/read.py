@@ -368,8 +368,8 @@ def _with_config(found: Found, where: str, beside: Beside, release: str | None) 
     text = beside(name) if name else None
     if text is None:
         raise ServeLineError(
-            f"{where}:{line_of(words[index])}: --config {name}: this file is not there; put it "
-            f"beside {where}"
+            f"{where}:{line_of(words[index])}: --config {name}: there is no such file; put it into "
+            f"the folder of {where}"
         )
     named = release or release_of_image(found.launch.image) or found.release
     falses = named is None or parse_release(named) >= _FALSE_COUNTS

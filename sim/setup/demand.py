@@ -21,12 +21,12 @@ def check_autoscaling(config: SimulationConfig, hardware: Hardware) -> None:
         raise SettingsError("--autoscale starts replicas that are alike; drop --fleet")
     if hardware.profile.dp > 1:
         raise SettingsError(
-            "--autoscale: data-parallel ranks that share experts come and go together, which is "
-            "not simulated; choose a profile without dp"
+            "--autoscale: adding and removing data-parallel ranks that share experts is not "
+            "simulated; choose a profile without dp"
         )
     if not config.min_replicas <= config.replicas <= config.max_replicas:
         raise SettingsError(
-            f"--replicas {config.replicas}: how many there are in the beginning is not between "
+            f"--replicas {config.replicas}: the first number of replicas must lie between "
             f"--min-replicas {config.min_replicas} and --max-replicas {config.max_replicas}"
         )
 

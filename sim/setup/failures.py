@@ -65,7 +65,9 @@ class FaultSettings(BaseModel):
                     f"{name}: is for the kind {kind}, and this is {self.kind}; drop it"
                 )
         if self.kind == Kind.SLOW and self.factor is None:
-            raise ValueError("factor: is missing; how many times as long do its steps take?")
+            raise ValueError(
+                "factor: is missing; write how many times as long its steps take, as 2"
+            )
         return self
 
     @property
@@ -96,7 +98,7 @@ def _csv(where: str, text: str) -> list[dict[str, Any]]:
     try:
         found = list(csv.DictReader(io.StringIO(text)))
     except csv.Error as error:
-        raise SettingsError(f"{where}: this is not CSV: {worded(error)}; write it anew") from error
+        raise SettingsError(f"{where}: this is not CSV: {worded(error)}; correct it") from error
     rows = []
     for i, row in enumerate(found, 1):
         if None in row:
@@ -127,8 +129,8 @@ def resolve_failures(
     SettingsError."""
     if ranks:
         raise SettingsError(
-            f"{_FLAG if config.mttf is None else '--mttf'}: data-parallel ranks that share experts "
-            "fail together, which is not simulated; choose a profile without dp"
+            f"{_FLAG if config.mttf is None else '--mttf'}: failures of data-parallel ranks that "
+            "share experts are not simulated; choose a profile without dp"
         )
     if config.failures is None:
         return config, Schedule((), config.mttf, config.mttr or 0.0, config.seed, config.start_up)

@@ -127,7 +127,9 @@ class PoolSettings(_Part):
         drafts = given.get("speculate") and "k=1"  # the pool's own stands
         made = from_vllm(str(given["from_vllm"]), {**given, "speculate": drafts}).settings
         if "fleet" in made:
-            raise ValueError("from_vllm: it has pools itself; give it to --from-vllm")
+            raise ValueError(
+                "from_vllm: this manifest has pools of its own; give it to --from-vllm"
+            )
         policy = {"policy": made["policy"][0]}
         taken = {k: v for k, v in made.items() if k in cls.model_fields and k != "speculate"}
         return below({**taken, **policy}, own)
@@ -178,7 +180,9 @@ class FleetSettings(_Part):
         names = [self.name_of(i) for i in range(len(self.pools))]
         for i, name in enumerate(names):
             if name in names[:i]:
-                raise ValueError(f"pools[{i}].name: {name!r} is that of another pool; choose one")
+                raise ValueError(
+                    f"pools[{i}].name: another pool is called {name!r}; choose another name"
+                )
         self._check_roles()
         count = sum(pool.replicas for pool in self.pools)
         if count > MOST_REPLICAS:
@@ -210,8 +214,8 @@ class FleetSettings(_Part):
             return
         if AGGREGATED in roles:
             raise ValueError(
-                f"pools[{roles.index(AGGREGATED)}].role: pools that serve requests as a whole "
-                f"beside {PREFILL} and {DECODE} are not simulated; give every pool one of these two"
+                f"pools[{roles.index(AGGREGATED)}].role: a fleet with {PREFILL} and {DECODE} pools "
+                "cannot have other pools; give every pool one of these two roles"
             )
         for role in _APART:
             if role not in roles:

@@ -283,8 +283,8 @@ def _learned(
         earlier = earlier_lengths(config, workload, longest, sources)
         if earlier is None:
             notices.append(
-                f"{wanting[0]}: the run leaves too few requests of {config.trace} to train its "
-                "predictor of output lengths, which learns from those that end"
+                f"{wanting[0]}: its predictor of output lengths is not trained, because the run "
+                f"leaves too few requests of {config.trace} for that; lower --requests"
             )
     if workload.applications:
         notices += dict.fromkeys(spec.given.notice for spec in policies if spec.given.notice)

@@ -165,8 +165,8 @@ def resolve_hand_over(file: FleetFile, config: SimulationConfig) -> HandOver | N
 
     if config.load is not None:
         raise SettingsError(
-            f"{file.where}: --load {config.load:g}: how much prefill and decode apart can serve is "
-            "not known beforehand; give --rate or --rate-scale"
+            f"{file.where}: --load {config.load:g}: the capacity of separate prefill and decode "
+            "pools is not known in advance; give --rate or --rate-scale"
         )
     router, given = settings.prefill_router or config.router, settings.connector
     try:

@@ -107,7 +107,7 @@ def from_file(file: Path, given: Container[str] = ()) -> dict:
     unknown = set(settings) - set(SimulationConfig.model_fields)
     if unknown:
         raise SettingsError(
-            f"--config {file}: unknown setting {min(unknown)!r}; was it written by another version?"
+            f"--config {file}: unknown setting {min(unknown)!r} (of another version?); drop it"
         )
     try:
         SimulationConfig(**settings)
@@ -178,6 +178,6 @@ def check_reader_file(run: dict) -> None:
 def _same_file(kind: str, text: str, then: str, now: str | None, flag: str = "") -> None:
     if now != then:
         raise SettingsError(
-            f"{kind} {text}: its file is not what it was in that run (sha256 {str(then)[:12]}...); "
+            f"{kind} {text}: its file has changed since that run (sha256 was {str(then)[:12]}...); "
             f"put it back, or simulate it as it is now with --{flag or f'{kind} {text}'}"
         )

@@ -171,9 +171,8 @@ def make_recorder(
         return DecisionRecorder(index, timed)
     if decisions and backend.draws_drafts:
         raise SettingsError(
-            "--decisions: --speculate draws which drafts are right, and no engine would find the "
-            "same; drop one of them, or let an engine look drafts up: replay --mode free "
-            "--decisions"
+            "--decisions: --speculate draws at random which drafts are right, and no engine would "
+            "find the same; drop one of them, or record drafts with replay --mode free --decisions"
         )
     return (DraftDecisionRecorder if decisions else DraftRecorder)(index, timed)
 
@@ -342,10 +341,9 @@ def make_policy(inputs: Inputs, spec: PolicySpec, role: Role = Role.SERVE) -> Po
     budget, setting = policy.traits.prompt_limit or (longest, "")
     if budget < longest:
         raise SettingsError(
-            f"policy {spec.label} computes prompts whole, in steps of {budget} tokens at most, "
-            f"and the longest request has {longest} (prompt and output: after a preemption both "
-            f"are computed again); set {setting} to {longest} or more, or cut requests with "
-            f"--cap-length {budget}"
+            f"policy {spec.label} computes a prompt in one step of at most {budget} tokens, after "
+            f"a preemption with its output, and the longest request has {longest}; set {setting} "
+            f"to {longest} or more, or cut requests with --cap-length {budget}"
         )
     if policy.predictor is not None and policy.predictor.needs_truth:
         from twinserve.traces.apps.truth import TrueDemand

@@ -114,8 +114,8 @@ class Speculation(Options):
         given = [n for n in _ACCEPTANCE if getattr(self, n) is not None]
         if len(given) != 1:
             raise _error(
-                "give one of acceptance=0.7, rates=0.8/0.6/0.45, length=2.4 and recorded=DIR: "
-                "nothing else tells which drafts are right"
+                "give one of acceptance=0.7, rates=0.8/0.6/0.45, length=2.4 and recorded=DIR: it "
+                "says which drafts are right"
             )
         if self.recorded is not None:
             return []
@@ -124,7 +124,7 @@ class Speculation(Options):
         if self.length is not None:
             if self.length > self.k + 1:
                 raise _error(
-                    f"length={self.length:g} is more than the {self.k + 1} tokens of a step"
+                    f"length={self.length:g}: a step has {self.k + 1} tokens; give at most that"
                 )
             return rates_of_length(self.length, self.k)
         return _rates(str(self.rates), self.k)
@@ -197,12 +197,13 @@ class Speculation(Options):
         if draft.gpu.name != profile.gpu.name or draft.tp != profile.tp:
             raise _error(
                 f"draft={self.draft} is on {draft.tp} x {draft.gpu.name}, the target on "
-                f"{profile.tp} x {profile.gpu.name}; vLLM runs both on the same ranks"
+                f"{profile.tp} x {profile.gpu.name}; give the same, as vLLM runs both on the same "
+                "ranks"
             )
         if draft.llm.vocab != profile.llm.vocab:
             raise _error(
                 f"draft={self.draft} has {draft.llm.vocab} tokens in its vocabulary, the target "
-                f"{profile.llm.vocab}; vLLM wants the same"
+                f"{profile.llm.vocab}; choose a draft model with the same, as vLLM asks"
             )
         return draft
 

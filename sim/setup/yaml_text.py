@@ -67,12 +67,14 @@ def parse_yaml(where: str, text: str) -> Any:
             opens = isinstance(event, yaml.CollectionStartEvent)
             depth += opens - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
-                raise ValueError("parts within parts do not end")
+                raise ValueError(f"more than {DEEPEST} levels within each other; write fewer")
         return yaml.load(text, Loader=_Loader)  # noqa: S506 (a SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f"line {mark.line + 1}: " if mark else ""
-        raise SettingsError(f"{where}: {line}this is not YAML ({error.problem})") from None
+        raise SettingsError(
+            f"{where}: {line}this is not YAML ({error.problem}); correct it"
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SettingsError(f"{where}: {' '.join(str(error).split())}") from None
 

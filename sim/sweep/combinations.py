@@ -60,7 +60,7 @@ def read_params(file: Path) -> Source:
     except _Twice as error:
         raise SettingsError(f"{where}: {error} is given twice in one object; keep one") from None
     except ValueError as error:
-        raise SettingsError(f"{where}: this is not JSON ({error})") from None
+        raise SettingsError(f"{where}: this is not JSON ({error}); correct it") from None
     return listed(where, content)
 
 
@@ -116,7 +116,7 @@ def _check_names(entries: Sequence[Entry]) -> None:
         if entry.name is None:
             continue
         if entry.name in known:
-            raise SettingsError(f"{entry.where}: the name {entry.name!r} is that of another entry")
+            raise SettingsError(f"{entry.where}: another entry is called {entry.name!r}")
         known[entry.name] = entry.where
 
 
@@ -163,7 +163,7 @@ def _values(where: str, text: str) -> list[Any]:
         try:
             found = parse_json(text)
         except ValueError as error:
-            raise SettingsError(f"{where}: this is no JSON list ({error})") from None
+            raise SettingsError(f"{where}: this is no JSON list ({error}); correct it") from None
         if not found:
             raise SettingsError(f"{where}: the list is empty; write at least one value")
         return found
@@ -333,5 +333,7 @@ def runs_of(
             seen[run.config] = where
             runs.append(run)
     if not runs:
-        raise SettingsError("--link-vars: no combination has equal values of all linked settings")
+        raise SettingsError(
+            "--link-vars: no combination has equal values of the linked settings; add some"
+        )
     return runs

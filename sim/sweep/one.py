@@ -51,7 +51,9 @@ def one_run(
     _settle()
     try:
         if sources_digest(one_run) != sources:
-            raise RuntimeError("this worker's twinserve is not the one that started the sweep")
+            raise RuntimeError(
+                "this worker has another twinserve than the sweep; install the same there"
+            )
         inputs = resolve(SimulationConfig(**settings), sources=_SOURCES)
         if error_bars:
             check_error_bars(inputs)

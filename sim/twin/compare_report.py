@@ -120,7 +120,7 @@ def _suggestions(name: str, reruns: Sequence[Rerun]) -> Iterator[str]:
     if reruns and not closer:
         yield (
             f"{name}: none of {len(reruns)} runs with one term changed came closer by "
-            f"{CLOSER:.0%} of the error: which term to look at is not known"
+            f"{CLOSER:.0%} of the error: no term stands out"
         )
 
 

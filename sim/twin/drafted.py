@@ -27,8 +27,8 @@ def check_live_drafts(speculate: str | None, asynchronous: bool) -> None:
         )
     if asynchronous:
         raise SettingsError(
-            "--speculate: vLLM looks n-grams up between two steps, and asynchronous scheduling, "
-            "the default of simulate, leaves no time between them; give --no-async-scheduling"
+            "--speculate: vLLM looks n-grams up between two steps, and asynchronous scheduling "
+            "leaves no time for that; give --no-async-scheduling"
         )
 
 

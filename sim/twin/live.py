@@ -61,9 +61,8 @@ def check_synchronous(asynchronous: bool, physical: bool) -> None:
     the plan, and the engine would do the step before on those of the step after."""
     if asynchronous and physical:
         raise SettingsError(
-            "--physical: KV lies where the plan of the step says, and asynchronous scheduling, the "
-            "default of simulate, makes the next plan before the step has ended; give "
-            "--no-async-scheduling"
+            "--physical: a plan moves KV, and asynchronous scheduling makes the next plan before "
+            "the step has ended; give --no-async-scheduling"
         )
 
 
@@ -97,9 +96,7 @@ class LiveRun(Simulation):
         if (changing := inputs.config.changes_replicas) is not None:
             raise SettingsError(f"{changing}: one live engine is one replica that stays; drop it")
         if inputs.config.shared_prefix and not predicted:
-            raise SettingsError(
-                "--shared-prefix: how a live engine's attention reads KV is its own; drop it"
-            )
+            raise SettingsError("--shared-prefix: a live engine's own attention reads KV; drop it")
         check_live_drafts(inputs.config.speculate, inputs.config.async_scheduling)
         if inputs.front_end is not None:
             raise SettingsError("--front-end: an engine in this process has none; drop it")

@@ -91,7 +91,7 @@ def overload(
                 f"{name}: only the simulation is overloaded. " + _cause("slower", measured[0][1])
             )
         elif overloaded or any(over):
-            yield f"{name}: some of these sides are overloaded and some not: no repeats of one load"
+            yield f"{name}: some sides are overloaded and others not: compare repeats of one load"
 
 
 def _cause(how: str, other: Mapping | None) -> str:

@@ -50,9 +50,8 @@ def replay_physical(
         logged = {} if step is None else {names[row]: n for row, n in step.grants.items()}
         if drifts[-1] == drifts[-2] and answer.scheduled.grants != logged:
             raise SettingsError(
-                f"step {number + 1} of the log was decided otherwise when it was made again; "
-                "simulate the run anew with "
-                "--decisions, and replay that"
+                f"step {number + 1} of the log: the policy now decides otherwise; simulate the run "
+                "again with --decisions, and replay that"
             )
         timed = backend.steps[-1]
         rows.append(

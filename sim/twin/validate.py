@@ -69,14 +69,13 @@ class Validation:
         if locked and (locked["disturbed_pct"] > 100 * NOISY or locked["never_calm_pct"]):
             lines.append(
                 f"other programs disturbed {locked['disturbed_pct']:.0f} % of the locked "
-                "measurements; "
-                f"{locked['never_calm_pct']:.0f} % of the steps have no other one"
+                f"measurements; {locked['never_calm_pct']:.0f} % of the steps have no other"
             )
         if noisy := [share for share in live if share > NOISY]:
             lines.append(
                 f"other programs disturbed {len(noisy)} of {len(live)} live runs, steps of up to "
-                f"{max(noisy):.0%} of their time: their latencies are the machine's, and errors "
-                "against them say nothing"
+                f"{max(noisy):.0%} of their time: their latencies say nothing of the simulation; "
+                "validate again on a quiet machine"
             )
         if self.set_aside:
             lines.append(f"{self.set_aside} live runs were disturbed more, and set aside")

@@ -164,10 +164,10 @@ def test_a_repeat_with_a_changed_file_is_refused(file, capsys, tmp_path):
     file.write_text(MINE + "\n# better now\n")
     again = ["--config", "one/run.json", "-q", "--out", "two"]
     code, said = command(capsys, *again)
-    assert code == cli.BAD_INPUT and "its file is not what it was in that run" in said
+    assert code == cli.BAD_INPUT and "its file has changed since that run" in said
     assert command(capsys, *again, "-p", "mine.py:Mine")[0] == 0  # it is meant
     assert command(capsys, *again, "-p", "vllm", "--overwrite")[0] == 0
-    with pytest.raises(SettingsError, match="not what it was"):
+    with pytest.raises(SettingsError, match="has changed since that run"):
         check_policy_file(described)
     file.unlink()
     assert "there is no such file" in command(capsys, *again, "--overwrite")[1]

@@ -408,7 +408,7 @@ def test_tables_are_not_asked_about_what_they_would_take_for_another_model(name)
     model = (
         name if name == "opt-13b" else replace(find_model("qwen3-8b"), window=9, window_layers=2)
     )
-    with pytest.raises(ProfileError, match="which the operator tables are not asked about"):
+    with pytest.raises(ProfileError, match="the operator tables are not used for that"):
         operator_profile(model, "h100")
 
 

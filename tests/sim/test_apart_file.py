@@ -76,7 +76,7 @@ def test_a_prefill_router_whose_file_has_changed_is_no_repetition(tmp_path):
     write_run(tmp_path / "run", result)
     from_file(tmp_path / "run" / "run.json")
     file.write_text(file.read_text() + "# another one\n")
-    with pytest.raises(SettingsError, match="mine.py:Mine: its file is not what it was"):
+    with pytest.raises(SettingsError, match="mine.py:Mine: its file has changed since that run"):
         from_file(tmp_path / "run" / "run.json")
 
 
@@ -110,7 +110,7 @@ def test_any_router_serves_both_sides(router):
 
 WRONG = {
     apart(pools=[P]): "pools: no pool has the role decode; add one",
-    apart(pools=[P, D, {}]): r"pools\[2\].role: pools that serve requests as a whole beside",
+    apart(pools=[P, D, {}]): r"pools\[2\].role: a fleet with prefill and decode pools",
     apart(pools=[{}], connector={}): "connector: no pool has the role prefill; give roles",
     apart(pools=[{}], local_prefill="dynamo"): "local_prefill: no pool has the role prefill",
     apart(pools=[{"ports": {"network_gb_per_s": 1}}]): "nothing goes over a network between",
@@ -144,7 +144,7 @@ def test_what_is_wrong_is_one_line(fleet, said):
             "the bidirectional ledger hands no KV over",
         ),
         (apart(pools=[{**P, "policy": "vtc"}, D]), "", "accounts for applications as a whole"),
-        ("1P1D", "--load 0.5", "--load 0.5: how much prefill and decode apart can serve is not"),
+        ("1P1D", "--load 0.5", "--load 0.5: the capacity of separate prefill and decode pools"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_before_the_run(fleet, flags, said, tmp_path, capsys):

@@ -209,7 +209,7 @@ def test_several_policies_do_not_write_below_a_run(capsys, tmp_path, trace):
     assert run(capsys, simulate_main, *given)[0] == 0
     for flags in ((), ("--overwrite",)):
         code, _, err = run(capsys, simulate_main, *given, "-p", "vllm", "-p", "bros", *flags)
-        assert (code, err.count("\n")) == (2, 1) and "is the folder of a run itself" in err
+        assert (code, err.count("\n")) == (2, 1) and "is the folder of one run" in err
     assert not (out / "bros").exists()
     code, _, err = run(capsys, simulate_main, *given)
     assert code == 2 and "--overwrite" in err

@@ -140,7 +140,7 @@ def test_settings_of_a_file_are_told_with_the_file(capsys, tmp_path, settings, w
 
 
 def test_brackets_in_an_option_are_one_line(capsys):
-    assert "brackets within each other" in said(capsys, "simulate", f"--policy={DEEP[:3000]}")
+    assert "nested brackets" in said(capsys, "simulate", f"--policy={DEEP[:3000]}")
 
 
 def test_rows_of_recorded_steps_with_more_cells_than_the_header_are_refused(capsys, tmp_path):

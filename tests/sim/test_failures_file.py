@@ -116,7 +116,7 @@ def test_settings_that_contradict_each_other_are_refused(settings, said):
 
 def test_ranks_that_share_experts_are_refused():
     config = SimulationConfig(mttf=5.0, mttr=1.0)
-    with pytest.raises(SettingsError, match="--mttf: data-parallel ranks"):
+    with pytest.raises(SettingsError, match="--mttf: failures of data-parallel ranks"):
         resolve_failures(config, 2, True)
 
 

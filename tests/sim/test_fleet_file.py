@@ -115,7 +115,7 @@ def test_a_repeat_with_a_changed_policy_of_a_pool_is_refused(tmp_path, capsys):
     again = f"--config {run}/run.json --quiet --out {tmp_path}/again"
     code, said = command(again, capsys)
     assert code == BAD_INPUT and said.count("\n") == 1
-    assert f"{mine}:Mine: its file is not what it was in that run" in said and "--fleet" in said
+    assert f"{mine}:Mine: its file has changed since that run" in said and "--fleet" in said
     assert command(f"{again} --fleet {fleet}", capsys)[0] == 0  # it is meant
 
 
@@ -261,7 +261,7 @@ WRONG = {
     "pools:\n - replicas: two": r"pools\[0\].replicas: .*integer \(given: 'two'\)",
     "pools:\n - replicas: 0": r"pools\[0\].replicas: .*greater than or equal to 1 \(given: 0\)",
     "pools:\n - {}\n - replicas: 4096": "pools: 4,097 replicas; at most 4,096",
-    "pools:\n - name: a\n - name: a": r"pools\[1\].name: 'a' is that of another pool; choose one",
+    "pools:\n - name: a\n - name: a": r"pools\[1\].name: another pool is called 'a'",
     "pools:\n - role: prefill": ("pools: no pool has the role decode; add one"),
     "pools:\n - role: agregated": r"pools\[0\].role: there is no such role; write prefill",
     "pools:\n - ports: {pcie: 3}": (
@@ -286,7 +286,7 @@ WRONG = {
     "3: 4": "line 1: 3 is no name of a field",
     "- 1": "holds no settings; write pools:",
     "": "holds no settings; write pools:",
-    "[" * 2000: "parts within parts do not end",
+    "[" * 2000: "levels within each other",
 }
 
 

@@ -75,7 +75,7 @@ def test_what_no_folder_can_be_called_is_told_before_the_run(
 def test_export_and_results_are_kept_apart(tmp_path, monkeypatch, capsys, export):
     monkeypatch.chdir(tmp_path)
     assert simulate("--out", "x", "--export", export) == 2
-    assert "is where --out writes its results" in capsys.readouterr().err
+    assert "--out writes its results there" in capsys.readouterr().err
     assert not Path("x").exists()
 
 

@@ -252,8 +252,8 @@ def test_a_plan_for_two_traces_holds_on_both(trace, tmp_path):
     ("further", "error", "says"),
     [
         ({"slo": "none"}, SettingsError, "a plan needs objectives"),
-        ({"slo": "ttft < 1 s"}, SettingsError, "how many requests must keep it"),
-        ({"slo": "tpot mean < 1 s"}, SettingsError, "how many requests must keep it"),
+        ({"slo": "ttft < 1 s"}, SettingsError, "say how many requests must keep it"),
+        ({"slo": "tpot mean < 1 s"}, SettingsError, "say how many requests must keep it"),
         ({"slo": "ttft p90 < 1"}, SettingsError, "has no unit"),
         ({"slo": "ttft p90 < 1 s; be: e2el p90 < 9 s"}, SettingsError, "real-time requests"),
         ({"gpus": ("h1000",)}, ProfileError, "unknown GPU 'h1000'; nearest: h100"),

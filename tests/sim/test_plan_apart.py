@@ -125,7 +125,7 @@ def test_where_no_split_is_enough_it_is_said(trace):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"survive": 1}, "--prefill-decode: replicas that fail are planned for in fleets of equal"),
+        ({"survive": 1}, "--prefill-decode: --survive plans for fleets of equal"),
         ({"policies": ("sarathi",)}, "--prefill-decode: only policy vllm, with kv=paged, has"),
         ({"policies": ("vllm:kv=bidirectional",)}, "--prefill-decode: only policy vllm, with kv"),
     ],

@@ -91,5 +91,5 @@ def test_some_events_never_come():
 
 
 def test_losses_need_an_interval():
-    with pytest.raises(ValueError, match="lost=0.1: which measurements"):
+    with pytest.raises(ValueError, match="lost=0.1: replicas are not measured"):
         Measured(lost=0.1)

@@ -343,7 +343,7 @@ def test_methods_take_what_vllm_says():
         ("k=3,acceptance=0.7,methd=ngram", "did you mean 'method'"),
         ("k=2,rates=0.5/0.6", "none above the one before it"),
         ("k=3,rates=0.5/0.4", "write 3 shares"),
-        ("k=2,length=3.5", "more than the 3 tokens of a step"),
+        ("k=2,length=3.5", "a step has 3 tokens"),
         ("k=2,acceptance=0.5,batches=2-4:1", "rise from 1"),
         ("k=2,acceptance=0.5,method=draft_model", "say which model drafts"),
         ("k=2,acceptance=0.5,draft=llama-3.1-8b@h100", "draft is for method=draft_model"),

@@ -151,7 +151,7 @@ def test_a_setting_in_two_files_joins_them_where_it_is_linked(tmp_path):
         ('[{"num-blocks": 1, "num_blocks": 2}]', "entry 1: num_blocks is given twice"),
         (
             '[{"_benchmark_name": "a"}, {"_benchmark_name": "a", "load": 1}]',
-            "entry 2: the name 'a' is that of another entry",
+            "entry 2: another entry is called 'a'",
         ),
     ],
 )

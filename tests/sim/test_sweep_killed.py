@@ -105,7 +105,7 @@ def test_stopped_it_keeps_what_ended_and_says_so(tmp_path, whole, number, status
     said = process.stderr.read().decode()
     assert process.wait() == status
     assert said == (
-        "error: interrupted; what has ended is kept: the same command goes on from there\n"
+        "error: interrupted; finished runs are kept: the same command goes on from there\n"
     )
     assert 10 <= kept(tmp_path / "out") < 60
     undisturbed(tmp_path / "out")

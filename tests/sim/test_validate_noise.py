@@ -193,8 +193,8 @@ def test_where_others_never_cease_the_errors_come_with_a_word(validated):
     assert machine.runs.count("locked") == machine.runs.count("live") == 4
     assert max(errors(found)) < -90
     said = "\n".join(found.noise())
-    assert "2 of 2 live runs" in said and "errors against them say nothing" in said
-    assert "100 % of the steps have no other one" in said
+    assert "2 of 2 live runs" in said and "latencies say nothing of the simulation" in said
+    assert "100 % of the steps have no other" in said
     for text in (str(metric_lines(found)), page([found], "0.0"), str(found.summary()["notes"])):
         assert "other programs disturbed 2 of 2 live runs" in text
     # of what has no calm repeat, the time on the core is taken, as a calibration does

@@ -85,7 +85,7 @@ def detect_format(data: bytes, path: str) -> str:
         if found is None and b'"input_config"' in data and b'"request_latency"' in data:
             raise WorkloadError(
                 f"{path}: the summary of an aiperf run, without its requests: give "
-                "profile_export.jsonl, which stands beside it"
+                "profile_export.jsonl of the same folder"
             )
     else:
         found = _by_header(head)

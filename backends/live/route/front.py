@@ -244,7 +244,7 @@ class Front:
                     )
             except FAULTS:
                 continue
-        raise RefusedError(503, "no_worker", "no worker is up that says what it serves", 1)
+        raise RefusedError(503, "no_worker", "no worker that is up lists its models", 1)
 
     async def _generate(self, client: web.BaseRequest, path: str) -> web.StreamResponse:
         if self.draining:

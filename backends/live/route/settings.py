@@ -194,8 +194,8 @@ def router_of(text: str, kv_events: bool = False, profile: str | None = None) ->
     for option in ("age", "lost", "events_age", "events_lost"):
         if option in spec.options:
             raise SettingsError(
-                f"router {text!r}: {option} says what a simulated router hears; a live one hears "
-                f"what it hears: drop {option}"
+                f"router {text!r}: {option} is for simulated routers, and a live one measures its "
+                f"servers itself: drop {option}"
             )
     return router
 

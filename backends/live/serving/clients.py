@@ -231,7 +231,7 @@ def _found_by(where: str, settings: ClientsSettings) -> tuple[dict[str, str], di
             )
         if not one.header and not one.key_sha256:
             raise SettingsError(
-                f"{path}: nothing says which requests are its own; give key_sha256 or header"
+                f"{path}: no field says which requests belong to it; give key_sha256 or header"
             )
         if one.header and settings.header is None:
             raise SettingsError(

@@ -50,7 +50,9 @@ class Measured(Shedding):
     @model_validator(mode="after")
     def _polls(self) -> Measured:
         if self.lost and not self.interval:
-            raise ValueError(f"lost={self.lost:g}: which measurements? give an interval, too")
+            raise ValueError(
+                f"lost={self.lost:g}: replicas are not measured at intervals; give interval too"
+            )
         return self
 
     @property
