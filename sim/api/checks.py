@@ -25,7 +25,7 @@ class Check(Printed):
 
     @property
     def verdict(self) -> str:
-        """In a sentence."""
+        """Return whether to believe it, in a sentence."""
         return self.found.verdict
 
     @property
@@ -56,7 +56,7 @@ def check(
     saturated: bool = False,
     **settings: int,
 ) -> Check:
-    """A measured server at another rate.
+    """Predict a measured server at another rate, and say whether to believe it.
 
     bench      results of `vllm bench serve --save-detailed`, or of other tools that time single
                requests; several are loads of one server. One result without single requests is

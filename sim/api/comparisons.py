@@ -24,7 +24,7 @@ from twinserve.traces.readers.options import ReadOptions
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Printed):
-    """Metric by metric, by class, and where the two sides part (docs/metrics.md)."""
+    """The two sides by metric and class, and where they part first (docs/metrics.md)."""
 
     found: Found
 
@@ -68,11 +68,11 @@ def compare(
     metrics_every: float | None = None,
     rerun: bool = False,
 ) -> Comparison:
-    """Simulated runs beside measurements of the same load.
+    """Compare simulated runs with measurements of the same load.
 
     runs      of `simulate`, or folders that were saved
     measured  files of measurements; several are repeats of one load (docs/traces.md)
-    format    of the measured files, where their content does not tell
+    format    of the measured files, if their content does not show it
     columns   of any CSV file: "arrival=ts,prompt=in,output=out,ttft=first:ms"
     metrics_every  seconds of a window in which they may part. [default: a tenth of the measurement]
     rerun     simulate again with one term changed after another, and name those that come closer

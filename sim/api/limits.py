@@ -1,4 +1,4 @@
-"""`twinserve.limit`: the most load that servers keep their objectives under."""
+"""`twinserve.limit`: the largest load at which servers keep their objectives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from twinserve.sim.sweep.repeats import Repeat
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Limits(Printed):
-    """What each server keeps. `document` is limit.json (docs/plan.md)."""
+    """The limit of each server. `document` is limit.json (docs/plan.md)."""
 
     found: Found
 
@@ -83,7 +83,7 @@ def limit(
     trace: str | os.PathLike | None = None,
     **settings: Unpack[Settings],
 ) -> Limits:
-    """The largest request rate, or number of clients, at which servers keep their objectives.
+    """Find the largest request rate, or number of clients, at which servers keep their objectives.
 
     slo       with percentiles: "ttft p90 < 1 s, tpot p90 < 50 ms"
     grid      as of `sweep`: a limit for each combination

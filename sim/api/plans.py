@@ -48,7 +48,7 @@ class Plan(Printed):
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The first row of `document` that is enough; None: nothing is."""
+        """Return the first row of `document` that is enough; None if nothing is."""
         rows = [row for row in self.document["rows"] if row["status"] == "enough"]
         return rows[0] if rows else None
 
@@ -62,7 +62,7 @@ class Plan(Printed):
         return pd.DataFrame(rows, columns=list(_SHOWN))
 
     def plot(self) -> Plot:
-        """Cost against slack. Raises SettingsError where nothing is enough."""
+        """Draw cost against slack. Raises SettingsError if nothing is enough."""
         for chart in plan_charts(self.document):
             if chart.key == "plan-front":
                 return Plot(drawn(chart), chart.alt)
@@ -110,9 +110,9 @@ def plan(
     progress: Callable[[int, int], None] = lambda trials, left: None,
     **engine: Unpack[EngineSettings],
 ) -> Plan:
-    """The cheapest GPUs that keep objectives at the peak of a recorded trace.
+    """Find the cheapest GPUs that keep objectives at the peak of a recorded trace.
 
-    from_vllm  as of `simulate`: model and limits of that server, where it states them
+    from_vllm  as of `simulate`: model and limits of that server, if it states them
     slo       with percentiles: "ttft p90 < 1 s, tpot p90 < 50 ms"
     gpus, tp  kinds of GPUs, and tensor-parallel degrees, to choose from
     prices    CSV with columns gpu and usd_per_hour, instead of the table that ships

@@ -1,4 +1,4 @@
-"""`twinserve.simulate`: runs in Python, and what they are looked at with."""
+"""`twinserve.simulate`: runs in Python, and how to look at them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Run:
 
     label    the policy as it was given: tells runs of a comparison apart
     result   rows, configuration, metrics and timing, as `simulate --out` writes them
-    notices  what is to be known of the requests and the hardware
+    notices  remarks on the requests and the hardware
     """
 
     label: str
@@ -53,7 +53,7 @@ class Run:
     @cached_property
     def requests(self) -> pd.DataFrame:
         """A row a request that was sent (docs/metrics.md), with ttft_s, tpot_s and e2el_s in
-        seconds; NaN where it has none."""
+        seconds; NaN if it has none."""
         rows = self.result.rows.requests
         found = latencies(rows)
         return rows.assign(**{name: found[name] for name in _LATENCIES if name not in rows})

@@ -39,7 +39,7 @@ def in_pythons_words(call: Call) -> Call:
 
 
 class Settings(TypedDict, total=False):
-    """Settings of a run beside its policy and its trace: the flags of `simulate`, by their names
+    """Settings of a run, without its policy and its trace: the flags of `simulate`, by their names
     with underscores. `SimulationConfig` says what each of them means."""
 
     format: str | None

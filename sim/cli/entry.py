@@ -47,7 +47,7 @@ def _run(name: str) -> None:
 
 def _leave() -> None:
     """End the process, with code 0, as Python does, but for taking a run's million objects apart.
-    Only where nothing is lost: no thread is left, and what was printed has been written."""
+    Only if nothing is lost: no thread is left, and what was printed has been written."""
     import atexit
     import threading
 

@@ -332,7 +332,7 @@ def _stop(line: str, code: int) -> None:
 
 
 def _what_is_wrong(error: Exception) -> str | None:
-    """With the input, in a line; None where the error is a defect of ours."""
+    """With the input, in a line; None if the error is a defect of ours."""
     if _is(error, "cyclopts:CycloptsError"):
         return _usage(error)
     if not isinstance(error, TwinserveError):

@@ -204,7 +204,7 @@ def simulate(
 
 
 def _targets(out: Path | None, inputs: Inputs) -> dict[str, Path]:
-    """Where each policy's results go. Raises ResultsError where that would put runs into a run."""
+    """Where each policy's results go. Raises ResultsError if that would put runs into a run."""
     from twinserve.sim.results.folders import ResultsError, folders
 
     if out is None:
@@ -237,7 +237,7 @@ def _finished(
 
 
 def _check_apart(flag: str, file: Path, targets: Iterable[Path]) -> None:
-    """Raises ResultsError where `flag` names a folder of --out, or a file in one."""
+    """Raises ResultsError if `flag` names a folder of --out, or a file in one."""
     from twinserve.sim.results.folders import ResultsError, resolved
 
     place = resolved(file)

@@ -64,7 +64,7 @@ def staircase(first: Split, most: int) -> Walk:
 
     most  replicas of both roles together, at most; 2 at least
 
-    Returns a split with the fewest replicas; None where none is enough.
+    Returns a split with the fewest replicas; None if none is enough.
     """
     tried: dict[Split, bool] = {}
     best = yield from _climb(_within(first, most), most, tried)

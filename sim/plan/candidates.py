@@ -28,7 +28,7 @@ TP = (1, 2, 4, 8)
 @dataclass(frozen=True)
 class Candidate:
     """A kind of replica. config: its settings, with one policy and one replica; usd_per_hour: of
-    one replica, None where no price of its GPU is known."""
+    one replica, None if no price of its GPU is known."""
 
     gpu: str
     tp: int

@@ -64,7 +64,7 @@ def plan_day(
     pool: int,
 ) -> Waves:
     """Returns (Day | None, list[Needed]): the cheapest candidate that keeps its objectives beside
-    offline work (None where none does), and what the cheapest of each policy needs.
+    offline work (None if none does), and what the cheapest of each policy needs.
 
     sizes   candidates after step 1. One that was given up there may be the cheapest here, and is
             then sized; one that cannot cost less than what another of its policy needs beside

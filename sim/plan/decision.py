@@ -12,7 +12,7 @@ from twinserve.sim.plan.savings import HOURS_A_MONTH
 
 @dataclass(frozen=True)
 class Decision:
-    """replicas  of `row`: the smallest that meets the objectives beyond doubt; where none that was
+    """replicas  of `row`: the smallest that meets the objectives beyond doubt; if none that was
                  looked at does, the smallest that keeps them as recorded
     fast, slow   smallest numbers with step times shorter and longer by the expected error; None:
                  more than were tried

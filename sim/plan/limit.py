@@ -114,7 +114,7 @@ class Limit:
     low, high  the largest load that is kept beyond doubt, and the largest that does not fail beyond
               doubt (95 % intervals of the kept shares); None: as of `load`
     open      the search ended at its largest load, and that is kept
-    breaks    the next larger load; None where `open`
+    breaks    the next larger load; None if `open`
     points    all loads that were run, ascending
     """
 

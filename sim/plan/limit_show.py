@@ -113,7 +113,7 @@ def _per_gpu(point: Point, gpus: int) -> float:
 
 
 def _of(point: Point, objective: Objective) -> Attained | None:
-    """None where no request has it."""
+    """None if no request has it."""
     return next((one for one in point.attained if one.objective == objective), None)
 
 

@@ -162,7 +162,7 @@ def peak_window(online: Workload, seconds: float) -> tuple[float, float]:
     since their times depend on the run. Raises SettingsError if `seconds` is not above 0 and
     finite, WorkloadError if no request has an arrival time.
 
-    Raises SettingsError where `seconds` is not above 0 and finite, WorkloadError where no request
+    Raises SettingsError if `seconds` is not above 0 and finite, WorkloadError if no request
     has an arrival time.
     """
     if not 0 < seconds < np.inf:

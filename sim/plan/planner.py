@@ -102,7 +102,7 @@ class Closer:
 @dataclass(frozen=True)
 class Plan:
     """rows: enough ones by rank, then the others. priced: rank is by dollars, else by GPUs. day:
-    the cheapest beside offline work; None where that was not asked for, or where none keeps the
+    the cheapest beside offline work; None if that was not asked for, or if none keeps the
     objectives. notices: of the trials of the candidates, each once. apart: of rows that are enough,
     in their order, where that was asked for. savings: of each policy against vllm, at the peak and
     then beside offline work."""
@@ -407,7 +407,7 @@ def _how_far(
     workers: Executor,
     report: Callable[[int, int], None],
 ) -> tuple[list[Row], int]:
-    """Where nothing is enough: what the most replicas of each candidate attain."""
+    """If nothing is enough: what the most replicas of each candidate attain."""
     short = [row for row in rows if row.status == "too few"]
     looks = [drawn(_of(sizes, row), objectives, row.at_least, 1) for row in short]
     results, trials = drive_all(looks, workers, report)

@@ -31,7 +31,7 @@ _WHOLE = 2**16  # tokens of prompts in a step, of policies that compute them who
 
 
 def least_replicas(load: Workload, objectives: Sequence[Objective], hardware: Hardware) -> int:
-    """From work (prompts, tokens) and memory; 1 where nothing is known.
+    """From work (prompts, tokens) and memory; 1 if nothing is known.
 
     load  the requests that are judged, with their objectives, as one replica's hardware has them
     """
@@ -57,7 +57,7 @@ def least_replicas(load: Workload, objectives: Sequence[Objective], hardware: Ha
 
 
 def hopeless(load: Workload, objectives: Sequence[Objective], hardware: Hardware) -> str | None:
-    """Why no number of replicas keeps the objectives; None where it may. Alone on a replica, too
+    """Why no number of replicas keeps the objectives; None if it may. Alone on a replica, too
     many requests would miss one of them."""
     online = load.service_class == REAL_TIME
     ttft, tpot = _of(objectives, "ttft"), _of(objectives, "tpot")
@@ -152,9 +152,9 @@ class Size:
 
     least, guess  from work and memory, before any trial
     most          replicas that may be tried
-    hopeless      why no number is enough; None where one may be
+    hopeless      why no number is enough; None if one may be
     trials        of each number, one a peak; fewer where one has failed
-    found         None where the search was given up
+    found         None if the search was given up
     """
 
     candidate: Candidate

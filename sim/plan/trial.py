@@ -80,7 +80,7 @@ class TrialSpec:
     """settings  of a SimulationConfig with one policy, as JSON has them; arrivals at `since_s`
                  seconds of the run or later are judged, those before fill the engines
     draw         0: the requests as recorded; k: their lengths dealt anew among the judged ones,
-                 where no texts tie a length to its request
+                 if no texts tie a length to its request
     early        the run may end as soon as an objective is lost
     verdict      the run may also end as soon as all objectives are kept; `keeps` is then all that
                  is known of the trial
@@ -192,7 +192,7 @@ def dealt(workload: Workload, since_s: float, draw: int) -> Workload:
 
 class UntilKnown(Simulation):
     """Ends where an objective cannot be kept any more: `missed` then says which, by position. Ends
-    with `verdict` also where no objective can be lost any more, and `kept` is then true.
+    with `verdict` also if no objective can be lost any more, and `kept` is then true.
 
     since_s  requests that arrive from then on are judged
     early    otherwise it runs to the end whatever is missed or kept

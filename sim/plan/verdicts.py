@@ -22,7 +22,7 @@ Answer = Literal["meets", "fails", "undecided"]
 @dataclass(frozen=True)
 class Attained:
     """An objective over all draws of a size. share: of the requests, low and high: its 95 %
-    interval; value_s: what the asked share of the recorded draw keeps, None where some never ended;
+    interval; value_s: what the asked share of the recorded draw keeps, None if some never ended;
     slack: how far that is below the bound, as a share of it, negative where it is above."""
 
     objective: Objective

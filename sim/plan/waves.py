@@ -27,7 +27,7 @@ Waves = Generator[list[Any], list[Any], Any]  # a search that waits for several 
 
 @dataclass
 class Task:
-    """A search. rank: what it could cost at the least, told anew before each wave, None where it
+    """A search. rank: what it could cost at the least, told anew before each wave, None if it
     is to be given up; found: what it returned."""
 
     search: Search | Waves

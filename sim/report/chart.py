@@ -99,7 +99,7 @@ class Chart:
 
     @cached_property
     def y_range(self) -> tuple[float, float]:
-        """From 0 where nothing is below it, and a little above the highest; up to 1 where there is
+        """From 0 if nothing is below it, and a little above the highest; up to 1 if there is
         nothing above 0 to be seen."""
         ends = [end for c in self.curves for end in (c.y, c.low, c.high, *(c.band or ()))]
         low, high = _ends([end for end in ends if end is not None], self.y_log)

@@ -34,7 +34,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def print_pools(results: Mapping[str, RunResult], console: Console | None = None) -> None:
-    """A line for each pool of each run; nothing where there are none."""
+    """A line for each pool of each run; nothing if there are none."""
     console = console or Console()
     for label, result in results.items():
         pools = result.summary.get("pools")
@@ -55,7 +55,7 @@ def print_pools(results: Mapping[str, RunResult], console: Console | None = None
 
 
 def render_pools(results: Mapping[str, RunResult], width: int = 80) -> str:
-    """What `print_pools` prints, as plain text of `width` columns; empty where there is nothing."""
+    """What `print_pools` prints, as plain text of `width` columns; empty if there is nothing."""
     sink = io.StringIO()
     print_pools(results, text_console(sink, width=width))
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()).strip("\n")
@@ -73,7 +73,7 @@ _BESIDE = {
 
 
 def print_beside(results: Mapping[str, RunResult], console: Console | None = None) -> None:
-    """What each run would have kept without its failures, and with one more replica; nothing where
+    """What each run would have kept without its failures, and with one more replica; nothing if
     that was not run."""
     console = console or Console()
     for label, result in results.items():
@@ -144,8 +144,8 @@ _OF_WINDOW = (
 
 
 def print_windows(results: Mapping[str, RunResult], console: Console | None = None) -> None:
-    """A table for each run that has windows, of its real-time requests, or of all where there are
-    no such. Nothing for runs without windows, a line where there are too many."""
+    """A table for each run that has windows, of its real-time requests, or of all if there are
+    no such. Nothing for runs without windows, a line if there are too many."""
     console = console or Console()
     for label, result in results.items():
         windows = result.summary.get("windows")
@@ -171,7 +171,7 @@ def any_real_time(windows: Sequence[Mapping]) -> bool:
 
 
 def of_interest(windows: Sequence[Mapping]) -> list[dict]:
-    """The windows with the numbers of the real-time requests, or of all where there are no such:
+    """The windows with the numbers of the real-time requests, or of all if there are no such:
     best-effort batches would drown what real-time requests see."""
     if not any_real_time(windows):
         return [dict(window) for window in windows]

@@ -117,7 +117,7 @@ def _csv(file: Path) -> pd.DataFrame | None:
 
 
 def _checked(means: pd.DataFrame, file: Path) -> list[str]:
-    """What combinations name: all that stands before the seeds. Raises ResultsError where that is
+    """What combinations name: all that stands before the seeds. Raises ResultsError if that is
     not there, or where a number is none."""
     if "seeds" not in means:
         raise ResultsError(f"{file}: no column seeds; run the sweep again")
@@ -160,7 +160,7 @@ def _charts(means: pd.DataFrame, axes: Sequence[str]) -> Iterator[Chart]:
 
 
 def _load_axis(means: pd.DataFrame, axes: Sequence[str]) -> str | None:
-    """The number with most values; a load before all else. None where no number varies."""
+    """The number with most values; a load before all else. None if no number varies."""
     numbers = [n for n in axes if is_number(means[n]) and means[n].nunique() > 1]
     loads = [n for n in ("rate", "rate_scale", "load") if n in numbers]
     return next(iter(loads or sorted(numbers, key=lambda n: -means[n].nunique())), None)

@@ -14,7 +14,7 @@ from twinserve.sim.report.palette import INK, MARKS, colour, dash, marked, width
 
 
 def script() -> str:
-    """BokehJS without what needs maps, tables or WebGL. Raises ImportError where there is none."""
+    """BokehJS without what needs maps, tables or WebGL. Raises ImportError if there is none."""
     from bokeh.resources import Resources
 
     return "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)

@@ -52,7 +52,7 @@ def cell_of(value: object) -> str:
 
 def with_digits(mean: float, half: float, digits: int = 3) -> str:
     """`12.3 ± 0.4`: the value with the decimals of its interval, which has two significant digits
-    or is a whole number; with `digits` significant ones where there is no interval."""
+    or is a whole number; with `digits` significant ones if there is no interval."""
     if not np.isfinite(mean):
         return "-"
     if not np.isfinite(half):

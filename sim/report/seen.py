@@ -147,7 +147,7 @@ def _bounds(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
 
 def _attained(r: RequestColumns, run: RunResult) -> dict[str, tuple[float, float]]:
     """The share as the summary has it; the interval from ten parts of what was measured, infinite
-    where there is but one."""
+    if there is but one."""
     found = {}
     measured = r.arrival >= (run.summary.get("warmup") or {}).get("end_s", -np.inf)
     bounds = {

@@ -28,7 +28,7 @@ class Line:
 
     paths   dotted; several make "a / b", and the first one decides which run is best
     show    the number as text; of a line without a best also a whole object of summary.json
-    better  "low", "high", or None where neither is
+    better  "low", "high", or None if neither is
     if_zero  whether it is there where all are zero, which says that the thing was not in play
     """
 
@@ -137,7 +137,7 @@ def overloaded(summary: Mapping, label: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """A rendered line: a text for each run, which are the best (none, where all agree), and of runs
+    """A rendered line: a text for each run, which are the best (none, if all agree), and of runs
     with error bars the low and high end ("" where the line has none)."""
 
     title: str
@@ -236,7 +236,7 @@ def print_table(
     results  label -> RunResult, or a summary as `summarise` returns it (a "timing" key adds wall
              time and speed, a "fair_ratio" key the fair ratio, an "error_bars" key two columns)
 
-    The best value of a line stands out: bold green, or a star where there is no colour. Runs that
+    The best value of a line stands out: bold green, or a star if there is no colour. Runs that
     do not fit the console's width go into a further table below.
     """
     console = console or Console()

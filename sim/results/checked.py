@@ -110,7 +110,7 @@ _COLUMNS = TABLES | OPTIONAL_TABLES
 
 
 def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
-    """Raises ResultsError where a table has other columns than `write_run` writes, of other types,
+    """Raises ResultsError if a table has other columns than `write_run` writes, of other types,
     or with values that no run has."""
     missing = [column for column in _COLUMNS[name] if column not in frame]
     if missing:

@@ -21,7 +21,7 @@ class Columns:
 
     @classmethod
     def of_frame(cls, frame: pd.DataFrame) -> Columns:
-        """The same as `frame`, with None where text is missing."""
+        """The same as `frame`, with None if text is missing."""
         found = {}
         for name in frame:
             values = frame[name]

@@ -49,7 +49,7 @@ def _with_settings(lines: list[dict], change: Callable[[dict], dict]) -> list[di
 
 
 def _from_1(lines: list[dict]) -> list[dict]:
-    """Version 2 replays arrivals as they are where no setting says otherwise."""
+    """Version 2 replays arrivals as they are if no setting says otherwise."""
     return _with_settings(lines, with_load)
 
 
@@ -308,7 +308,7 @@ def read_log(path: Path) -> DecisionLog:
 
 
 def parse_log(content: bytes, name: str = "decision log") -> DecisionLog:
-    """A log from the content of its file; `name` stands in errors. Raises ResultsError where it is
+    """A log from the content of its file; `name` stands in errors. Raises ResultsError if it is
     torn, or of a later version."""
     try:
         lines = gzip.decompress(content).splitlines()

@@ -18,7 +18,7 @@ from twinserve.traces.write import check_target, write_together, write_trace
 
 
 def export_requests(result: RunResult, workload: Workload, path: Path) -> Path:
-    """The submitted requests as Mooncake+ with its sidecar. Raises WorkloadError where `path`
+    """The submitted requests as Mooncake+ with its sidecar. Raises WorkloadError if `path`
     cannot be written.
 
     Batches of the best-effort pool become stages of one group: the first is there from the start,
@@ -98,7 +98,7 @@ SWEEP = "summary.json"  # what `vllm bench sweep` calls its list of results
 
 
 def write_bench(path: Path, results: Mapping[str, RunResult]) -> None:
-    """One object; a list of one a policy where there are several, or where the file's name is that
+    """One object; a list of one a policy if there are several, or where the file's name is that
     of a sweep. Whole or not at all."""
     found = [plain(bench_result(label, result)) for label, result in results.items()]
     one = len(found) == 1 and path.name != SWEEP

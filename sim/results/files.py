@@ -351,7 +351,7 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _check_whole(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Raises ResultsError where a table is not there, or not as `write_run` writes it."""
+    """Raises ResultsError if a table is not there, or not as `write_run` writes it."""
     for name in TABLES:
         path = folder / f"{name}.parquet"
         if name not in tables:

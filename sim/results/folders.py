@@ -52,7 +52,7 @@ def resolved(out_dir: str | os.PathLike) -> Path:
 
 
 def check_folder(out: Path, overwrite: bool, marker: str) -> None:
-    """Raises ResultsError where a comparison, which has a file `marker`, could not be written."""
+    """Raises ResultsError if a comparison, which has a file `marker`, could not be written."""
     if not out.exists():
         return
     if not out.is_dir() or (any(out.iterdir()) and not (out / marker).exists()):
@@ -64,7 +64,7 @@ def check_folder(out: Path, overwrite: bool, marker: str) -> None:
 
 
 def try_to_write(out: Path) -> None:
-    """Raises ResultsError where the folder `out` could not be made."""
+    """Raises ResultsError if the folder `out` could not be made."""
     parent = out.parent
     while not parent.exists():
         parent = parent.parent

@@ -2,7 +2,7 @@
 
 Names and definitions follow `vllm bench serve`; what it lacks (classes, objectives, applications,
 memory, the scheduler) stands in sections of its own. Latencies are of finished requests. A number
-that does not exist (the mean of nothing, a rate over no time) is None, where vLLM prints 0.
+that does not exist (the mean of nothing, a rate over no time) is None; vLLM prints 0.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _describe(
 
 
 def _engine_ttft(r: RequestColumns, done: np.ndarray, percentiles) -> dict:
-    """Where there is a front end: from the request's arrival in the engine to its token there."""
+    """If there is a front end: from the request's arrival in the engine to its token there."""
     if r.engine_ttft is None:
         return {}
     return describe_ms("engine_ttft", r.engine_ttft[done], percentiles)

@@ -145,7 +145,7 @@ def _mean(values: Part, steps: Steps, total_s: float) -> float | None:
 
 
 def describe_fleet(rows: RunRows, requests: RequestColumns, duration_s: float) -> dict:
-    """`replicas` of summary.json, where there are several, and `pools`, where a fleet file named
+    """`replicas` of summary.json, if there are several, and `pools`, where a fleet file named
     some. A request counts for the replica that had it last. requests: columns of rows.requests."""
     lives = rows.replica_columns
     if lives is None or len(lives) < 2 and "pool" not in lives:

@@ -22,7 +22,7 @@ def job_completion(requests: pd.DataFrame) -> pd.DataFrame:
     """A row a job, by its name: service_class, arrival_s, end_s, finished, jct_s (first arrival to
     end).
 
-    Jobs are the groups, in order of first submission, or the single requests where no request has
+    Jobs are the groups, in order of first submission, or the single requests if no request has
     a group. A job is finished when all its submitted requests are; jct_s is NaN otherwise.
     """
     members, key = _applications(requests), "group"
@@ -34,7 +34,7 @@ def job_completion(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def describe_jobs(requests: pd.DataFrame, percentiles: Sequence[float] = ()) -> dict | None:
-    """`applications` of summary.json, with these percentiles beside p90 and p99; None where no
+    """`applications` of summary.json, with these percentiles beside p90 and p99; None if no
     request has a group."""
     members = _applications(requests)
     if len(members) == 0:
@@ -55,7 +55,7 @@ def describe_jobs(requests: pd.DataFrame, percentiles: Sequence[float] = ()) -> 
 
 
 def describe_pool(requests: pd.DataFrame) -> dict | None:
-    """`pool` of the best-effort class: how long its batches take; None where there is no pool."""
+    """`pool` of the best-effort class: how long its batches take; None if there is no pool."""
     members = requests[requests["group"] == POOL_GROUP]
     if len(members) == 0:
         return None

@@ -66,7 +66,7 @@ def judge(r: RequestColumns, objectives: Sequence[Objective]) -> list[dict]:
 
     class, metric, statistic and bound_s (and prefills, where the bound grows with the prompt) as
     they were given; share: of the requests that have the objective, how many kept it; or value_s:
-    the mean of the completed ones; met: None where no request has the objective.
+    the mean of the completed ones; met: None if no request has the objective.
     """
     return [
         {

@@ -24,7 +24,7 @@ def latencies(requests: pd.DataFrame) -> pd.DataFrame:
     """Seconds: ttft_s, tpot_s, e2el_s and normalized_s (a token), with service_class, by
     `requests`' index.
 
-    NaN where a request has none: no token yet, not finished, or a TPOT of a single token.
+    NaN if a request has none: no token yet, not finished, or a TPOT of a single token.
     """
     import pandas as pd
 
@@ -128,7 +128,7 @@ def with_always(percentiles: Sequence[float]) -> tuple[float, ...]:
 def describe_ms(
     name: str, seconds: np.ndarray, percentiles: Sequence[float] = PERCENTILES
 ) -> dict[str, float | None]:
-    """{mean,median,std,p50,p90,p95,p99}_{name}_ms of `seconds` (float64[n]); None where n is 0.
+    """{mean,median,std,p50,p90,p95,p99}_{name}_ms of `seconds` (float64[n]); None if n is 0.
 
     The standard deviation is the population's, as numpy's default and vLLM's.
     """
@@ -227,7 +227,7 @@ def _named(
 
 
 def warmup_end_s(warmup: Warmup, requests: Columns) -> float:
-    """Seconds on the clock of the run. Raises WorkloadError where no request is left after it.
+    """Seconds on the clock of the run. Raises WorkloadError if no request is left after it.
 
     Of N requests: when request N + 1 arrives, in order of arrival. Those of the best-effort pool
     are not counted: a batch of them comes at once, when the one before it ends.
@@ -247,7 +247,7 @@ def warmup_end_s(warmup: Warmup, requests: Columns) -> float:
 
 def after_warmup(rows: RunRows, end_s: float) -> RunRows:
     """Requests that arrived at `end_s` (seconds) or later, steps that began then, and the gaps of
-    their tokens. Raises ResultsError where gaps were not kept apart in the run."""
+    their tokens. Raises ResultsError if gaps were not kept apart in the run."""
     if "warmup" not in rows.gaps:
         raise ResultsError(
             "--warmup: the gaps of this run are pooled from its start on; run it again with that "

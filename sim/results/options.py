@@ -45,7 +45,7 @@ class Objective:
 
     @property
     def share(self) -> float | None:
-        """Of the requests that must keep the bound; None where the statistic is no percentile."""
+        """Of the requests that must keep the bound; None if the statistic is no percentile."""
         if self.statistic is None or self.statistic == "mean":
             return None
         return float(self.statistic[1:]) / 100
@@ -91,7 +91,7 @@ class MetricsOptions:
 
 
 def read_options(run: Mapping) -> MetricsOptions:
-    """The options of a run whose run.json is `run`; the defaults where it says nothing of them."""
+    """The options of a run whose run.json is `run`; the defaults if it says nothing of them."""
     said = run.get("metrics") or {}
     warmup = said.get("warmup")
     return MetricsOptions(

@@ -22,7 +22,7 @@ def by_parts(
     arrival_s: np.ndarray, due: np.ndarray, kept: np.ndarray, parts: int = PARTS
 ) -> tuple[tuple[int, int], ...]:
     """(requests that are due, those of them that kept it) in each of so many equal parts of the
-    time in which the due ones arrived; nothing where none is due. bool[n]: due, kept."""
+    time in which the due ones arrived; nothing if none is due. bool[n]: due, kept."""
     at, kept = arrival_s[due], kept[due]
     if not len(at):
         return ()

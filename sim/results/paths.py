@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lookup(summary: Mapping, path: str) -> Any:
-    """What stands there; None where nothing does."""
+    """What stands there; None if nothing does."""
     value: Any = summary
     while path:
         if not isinstance(value, Mapping):

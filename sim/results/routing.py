@@ -171,7 +171,7 @@ _HEAD: TypeAdapter = TypeAdapter(tuple[_Word, _Word | None, list[_Word]])
 
 
 def _events(lines: list[list]) -> Iterator[Event]:
-    """Raises ValueError where one of them has another form, or does not follow from the others."""
+    """Raises ValueError if one of them has another form, or does not follow from the others."""
     lives = _Lives()
     for number, (at_s, kind, *fields) in enumerate(lines, 2):
         try:

@@ -57,8 +57,8 @@ def saturation(
     arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarray, lost: np.ndarray
 ) -> dict | None:
     """`saturation` of a class in summary.json, from what comes from outside (no closed loop, and
-    sessions and applications as wholes): seconds, NaN where a request was never scheduled or has
-    not ended, and which ended early (bool[n]). None where there is no rate: nothing, or all at
+    sessions and applications as wholes): seconds, NaN if a request was never scheduled or has
+    not ended, and which ended early (bool[n]). None if there is no rate: nothing, or all at
     once."""
     if not len(arrival) or not arrival.max() > arrival.min():
         return None
@@ -109,7 +109,7 @@ def _bounded_spread(held: np.ndarray) -> float:
 def _of_growth(
     arrival: np.ndarray, ended: np.ndarray, lost: np.ndarray, begin_s: float, end_s: float
 ) -> Saturation:
-    """From the growth of what the system holds, from begin_s to end_s. ended: infinite where a
+    """From the growth of what the system holds, from begin_s to end_s. ended: infinite if a
     request has not."""
     edges = np.linspace(begin_s, end_s, PARTS + 1)
     came = np.searchsorted(np.sort(arrival), edges, "right")

@@ -1,7 +1,7 @@
 """A run as a Chrome trace (JSON, gzip): open it at ui.perfetto.dev or chrome://tracing.
 
 One process a replica. Its steps are a thread of complete events, its batch, queue and KV use are
-counters, and each request is an asynchronous track: queued, prefill, decode, ended. Where there are
+counters, and each request is an asynchronous track: queued, prefill, decode, ended. If there are
 several replicas the router is a process, and requests are flows between it and them.
 Failures are slices on a thread of their replica. Simulated seconds become microseconds.
 """
@@ -106,7 +106,7 @@ class _Steps:
 
     def around(self, replica: int, at_s: float, side: str) -> float | None:
         """The middle (microseconds) of the first step that ends after `at_s`, or with "left" then;
-        None where none is drawn."""
+        None if none is drawn."""
         steps = self._of.get(replica)
         if steps is None or np.isnan(at_s):
             return None

@@ -64,7 +64,7 @@ def _from_1(stored: Stored) -> Stored:
 
 
 def _from_2(stored: Stored) -> Stored:
-    """Version 3 replays arrivals as they are where no setting says otherwise."""
+    """Version 3 replays arrivals as they are if no setting says otherwise."""
     settings = stored.run.get("config")
     if not isinstance(settings, dict):
         return stored
@@ -73,7 +73,7 @@ def _from_2(stored: Stored) -> Stored:
 
 def with_load(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a run before version 3 as they are written now: named traces were brought to 70 %
-    of the estimated capacity where no setting said otherwise."""
+    of the estimated capacity if no setting said otherwise."""
     silent = all(settings.get(name) is None for name in ("load", "rate", "rate_scale"))
     trace = str(settings.get("trace", "mooncake"))
     if silent and (is_synthetic(trace) or resolve_name(trace)):
@@ -82,7 +82,7 @@ def with_load(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_3(stored: Stored) -> Stored:
-    """Version 4 schedules asynchronously, and adds the host's time to synchronous steps, where no
+    """Version 4 schedules asynchronously, and adds the host's time to synchronous steps, if no
     setting says otherwise."""
     settings = stored.run.get("config")
     if not isinstance(settings, dict):

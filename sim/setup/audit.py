@@ -61,7 +61,7 @@ class Auditor:
              checked as well
     recount  the whole ledger, from scratch, twice a step
 
-    Raises AuditError at the first thing that is wrong (LedgerError where an account does not add
+    Raises AuditError at the first thing that is wrong (LedgerError if an account does not add
     up).
     """
 

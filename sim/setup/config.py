@@ -35,7 +35,7 @@ RANKS = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
     "enable_expert_parallel",
 )  # fmt: skip
-GENERATED_RATE = 10.0  # requests a second of a generated trace, where nothing sets it
+GENERATED_RATE = 10.0  # requests a second of a generated trace, if nothing sets it
 
 
 def below(base: dict, given: dict) -> dict:
@@ -380,7 +380,7 @@ class SimulationConfig(BaseModel):
         self._check_used()
 
     def _check_used(self) -> None:
-        """Raises ValueError for a setting of failures or of autoscaling where there is none."""
+        """Raises ValueError for a setting of failures or of autoscaling if there is none."""
         fails = self.failures is not None or self.mttf is not None
         scales = self.autoscale is not None
         either = "nothing fails and nothing scales; give --failures, --mttf or --autoscale"

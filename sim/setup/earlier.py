@@ -37,7 +37,7 @@ def _drawn_again(trace: str) -> bool:
 def earlier_lengths(
     config: SimulationConfig, workload: Workload, longest: int, sources: Sources = READ
 ) -> Lengths | None:
-    """Up to `MOST` requests of the run's trace that are not in `workload`; None where fewer than
+    """Up to `MOST` requests of the run's trace that are not in `workload`; None if fewer than
     `LEAST` are left.
 
     A generated trace is drawn once more with another seed; of a recorded one it is a draw from the

@@ -211,7 +211,7 @@ _ATTAINMENT = "slo_attainment"
 
 
 def check_beside(inputs: Inputs) -> None:
-    """Raises SettingsError where nothing fails, or one replica more is not defined."""
+    """Raises SettingsError if nothing fails, or one replica more is not defined."""
     if inputs.failures is None:
         raise SettingsError("--spare: nothing fails; give --failures or --mttf")
     if inputs.config.autoscale is not None:

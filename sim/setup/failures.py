@@ -149,7 +149,7 @@ def resolve_failures(
 
 
 def check_crashes(schedule: Schedule, replicas: int, last_s: float) -> None:
-    """Raises SettingsError where a run up to `last_s` would have more crashes than it can get
+    """Raises SettingsError if a run up to `last_s` would have more crashes than it can get
     through."""
     if schedule.mttf_s is None:
         return
@@ -162,7 +162,7 @@ def check_crashes(schedule: Schedule, replicas: int, last_s: float) -> None:
 
 
 def _check_apart(where: str, rows: Sequence[FaultSettings]) -> None:
-    """Raises SettingsError where two failures that end each other are at one replica at a time."""
+    """Raises SettingsError if two failures that end each other are at one replica at a time."""
     of: dict[tuple[int, str], list[tuple[Fault, int]]] = {}
     for number, row in enumerate(rows, 1):
         what = "gone" if row.kind in (Kind.CRASH, Kind.DRAIN) else row.kind

@@ -59,7 +59,7 @@ READ = Sources()
 @dataclass(frozen=True)
 class Hardware:
     """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
-    force. why: this form of step times. speculation: None where no drafts are made. notices: what
+    force. why: this form of step times. speculation: None if no drafts are made. notices: what
     is to be known of the memory."""
 
     profile: Profile
@@ -149,7 +149,7 @@ def _speculation(profile: Profile, text: str) -> Speculation:
 
 
 def _check_groups(profile: Profile, replicas: int) -> None:
-    """SettingsError where data-parallel ranks are left without a group."""
+    """SettingsError if data-parallel ranks are left without a group."""
     if replicas % profile.dp:
         raise SettingsError(
             f"--replicas {replicas}: {profile.name} is one of {profile.dp} data-parallel ranks that"
@@ -162,7 +162,7 @@ _SERVER_FLAGS = ("engine_version", "max_num_batched_tokens", "max_num_seqs", "en
 
 
 def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, tuple[str, ...]]:
-    """With the engine's memory as the settings have it, and notices. ProfileError where vLLM would
+    """With the engine's memory as the settings have it, and notices. ProfileError if vLLM would
     not start."""
     notices: tuple[str, ...] = ()
     if config.kv_cache_dtype == "fp8":

@@ -274,7 +274,7 @@ def _learned(
     notices: list[str],
     sources: Sources,
 ) -> Lengths | None:
-    """What predictors learn from, where any of the policies asks for it; what the user should know
+    """What predictors learn from, if any of the policies asks for it; what the user should know
     about their predictors is added to `notices`."""
     earlier = None
     wanting = [spec.label for spec in policies if spec.given.wants_sample]
@@ -307,7 +307,7 @@ def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> N
 
 
 def _check_withdrawals(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
-    """Raises SettingsError where clients may leave a policy that cannot forget them."""
+    """Raises SettingsError if clients may leave a policy that cannot forget them."""
     lacking = [spec.label for spec in policies if not spec.policy.withdraws()]
     given_up = (config.failures, config.mttf, config.grace)
     if any(setting is not None for setting in given_up) and lacking:
@@ -486,7 +486,7 @@ def _scale_for_load(
     config: SimulationConfig, load: float, workload: Workload, machines: Machines
 ) -> tuple[float, str]:
     """The factor on the arrival rate that brings the online load to the share `load` of capacity.
-    Raises SettingsError where there is no rate to scale."""
+    Raises SettingsError if there is no rate to scale."""
     if workload.span_s <= 0:
         raise SettingsError(
             f"--load {load:g}: the requests of {config.trace} come all at once, so they have no "

@@ -29,7 +29,7 @@ def offered_load_of(workload: Workload, machines: Machines) -> float | None:
 
 def offered_load(workload: Workload, hardware: Hardware, replicas: int) -> float | None:
     """Share of the estimated capacity of so many replicas that the listed requests ask for while
-    they arrive (the pool is not listed); None where they come all at once."""
+    they arrive (the pool is not listed); None if they come all at once."""
     span = workload.span_s
     return service_seconds(workload, hardware) / (replicas * span) if span > 0 else None
 

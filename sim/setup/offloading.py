@@ -62,7 +62,7 @@ def parse_offloading(text: str | None) -> OffloadingOptions:
 
 
 def chunks_of(config: SimulationConfig, hardware: Hardware, options: OffloadingOptions) -> int:
-    """Chunks that fit into `--kv-offloading-size`. Raises SettingsError where none does."""
+    """Chunks that fit into `--kv-offloading-size`. Raises SettingsError if none does."""
     assert config.kv_offloading_size is not None
     per_block = hardware.limits.kv_bytes_per_token * hardware.block_tokens
     chunk = -(-per_block * options.blocks_per_chunk // PAGE) * PAGE

@@ -115,7 +115,7 @@ def _network(hardware: Hardware, ports: PortSettings | None) -> tuple[float, flo
 
 
 def _check_one_model(pools: Sequence[Pool]) -> None:
-    """Raises SettingsError where KV of one pool could not be used in another."""
+    """Raises SettingsError if KV of one pool could not be used in another."""
     first = pools[0]
     for pool in pools[1:]:
         for what, mine, other in (
@@ -157,7 +157,7 @@ class HandOver:
 
 
 def resolve_hand_over(file: FleetFile, config: SimulationConfig) -> HandOver | None:
-    """None where every pool serves requests as a whole. Raises SettingsError."""
+    """None if every pool serves requests as a whole. Raises SettingsError."""
     settings = file.settings
     if not settings.apart:
         return None
@@ -189,7 +189,7 @@ def resolve_hand_over(file: FleetFile, config: SimulationConfig) -> HandOver | N
 
 
 def check_longest(pools: tuple[Pool, ...], workload: Workload) -> None:
-    """Raises SettingsError where a request is longer than one of a pool's replicas can hold."""
+    """Raises SettingsError if a request is longer than one of a pool's replicas can hold."""
     for pool in pools:
         most = pool.hardware.limits.max_model_len
         longest = workload.longest

@@ -74,7 +74,7 @@ def over(base: dict, config: SimulationConfig) -> SimulationConfig:
 
 
 def _check_one_router(fleet: str, router: str) -> None:
-    """Raises SettingsError where the file names another one than the flags."""
+    """Raises SettingsError if the file names another one than the flags."""
     from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
 
     file = read_fleet(fleet)
@@ -126,13 +126,13 @@ def from_file(file: Path, given: Container[str] = ()) -> dict:
 
 
 def _told(run: dict, part: str, name: str) -> Any:
-    """None where a run.json does not have it."""
+    """None if a run.json does not have it."""
     found = run.get(part)
     return found.get(name) if isinstance(found, dict) else None
 
 
 def check_policy_file(run: dict) -> None:
-    """Raises SettingsError where the run described by run.json had its policy from a file that has
+    """Raises SettingsError if the run described by run.json had its policy from a file that has
     changed since; RegistryError where it is gone."""
     if then := _told(run, "policy", "file_sha256"):
         text = run["config"]["policy"][0]

@@ -96,7 +96,7 @@ def compose(
     its plans. timed: and when each gap between tokens was. stores: host tiers that
     its fleet shares. engine_of: class of one without pipeline stages.
 
-    Raises PolicyError or SettingsError where the parts do not fit together.
+    Raises PolicyError or SettingsError if the parts do not fit together.
     """
     config, spec = inputs.config, description.spec
     spec = replace(spec, kv=spec.kv or config.kv)
@@ -272,7 +272,7 @@ def _kind(hardware: Hardware) -> tuple:
 def make_ledger(
     inputs: Inputs, spec: PolicySpec, policy: Policy, requests: RequestTable
 ) -> KvLedger:
-    """The ledger of `spec` with the memory of the hardware. Raises SettingsError where the settings
+    """The ledger of `spec` with the memory of the hardware. Raises SettingsError if the settings
     ask for what it has not."""
     config, hardware = inputs.config, inputs.hardware
     kv = spec.kv_name
@@ -325,7 +325,7 @@ def _of_release(spec: PolicySpec, version: str | None) -> PolicySpec:
 
 def make_policy(inputs: Inputs, spec: PolicySpec, role: Role = Role.SERVE) -> Policy:
     """A new policy that can serve the requests of `inputs`, on a replica of this role. Raises
-    PolicyError or SettingsError where it cannot."""
+    PolicyError or SettingsError if it cannot."""
     hardware, longest = inputs.hardware, inputs.workload.longest
     spec = _of_release(spec, inputs.config.engine_version)
     if role is Role.DECODE and inputs.config.kv_offloading_size is None:

@@ -74,7 +74,7 @@ class Speculation(Options):
         return Drafting.of(self.method, self.k, by_batch)
 
     def acceptance_of(self, seed: int) -> Acceptance | RecordedAcceptance:
-        """Raises SettingsError where nothing was recorded, or other drafts, and ResultsError where
+        """Raises SettingsError if nothing was recorded, or other drafts, and ResultsError if
         the log is torn."""
         if self.recorded is None:
             return Acceptance(self.accepted_rates, seed)
@@ -160,7 +160,7 @@ class Speculation(Options):
 
     def num_blocks(self, profile: Profile, blocks: int, block_tokens: int) -> int:
         """KV blocks that are left beside the drafter's weights, where each block holds the
-        drafter's KV too. Raises SettingsError where none are."""
+        drafter's KV too. Raises SettingsError if none are."""
         weights, more = self._memory(profile)
         own = profile.kv_bytes_per_token * block_tokens
         left = int((blocks * own - weights) // (own + more * block_tokens))
@@ -235,7 +235,7 @@ def _check_used(options: Speculation) -> None:
 def check_speculation(
     config: SimulationConfig, policies: tuple[PolicySpec, ...], pools: Sequence[Pool] = ()
 ) -> None:
-    """Raises SettingsError where a run with drafts would not be what it says. policies: that are
+    """Raises SettingsError if a run with drafts would not be what it says. policies: that are
     run; a pool may have one of its own."""
     for pool in pools:
         try:
@@ -268,7 +268,7 @@ def _check_together(config: SimulationConfig, policies: tuple[PolicySpec, ...], 
 
 
 def limits_with_drafts(limits: EngineLimits, speculation: Speculation) -> DraftingLimits:
-    """Raises SettingsError where nothing could be scheduled: vLLM 0.32 does not start, either
+    """Raises SettingsError if nothing could be scheduled: vLLM 0.32 does not start, either
     (`config/vllm.py`, `_set_max_num_scheduled_tokens`)."""
     budget, slots = limits.max_num_batched_tokens, speculation.drafting.slots
     if budget <= slots:

@@ -27,7 +27,7 @@ Gains = Mapping[str, tuple[str, str]]  # new column -> column that is compared, 
 
 
 def baseline_of(rows: pd.DataFrame, base: pd.DataFrame, pair: Sequence[str]) -> pd.DataFrame:
-    """For each of `rows` the row of `base` with the same values in the columns `pair`; nan where
+    """For each of `rows` the row of `base` with the same values in the columns `pair`; nan if
     there is none. Raises ValueError if `base` has two for one of them."""
     keys = pd.MultiIndex.from_frame(base[list(pair)])
     wanted = pd.MultiIndex.from_frame(rows[list(pair)])
@@ -59,7 +59,7 @@ def read_baseline(text: str, axes: Sequence[str]) -> tuple[str, str]:
 
 
 def check_baseline(baseline: tuple[str, str], values: Sequence[object]) -> None:
-    """Raises SettingsError where no run has it."""
+    """Raises SettingsError if no run has it."""
     name, value = baseline
     known = list(dict.fromkeys(map(text_of, values)))
     if value not in known:

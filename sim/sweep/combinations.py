@@ -242,7 +242,7 @@ def crossed(
     """Every choice of an entry from each source, the last one's changing fastest; with `links`,
     those that name both settings of each link, with equal values.
 
-    Raises SettingsError where two sources name one setting that is not linked with itself.
+    Raises SettingsError if two sources name one setting that is not linked with itself.
     """
     joined = {left for left, right in links if left == right}
     seen: dict[str, str] = {}

@@ -45,7 +45,7 @@ def parse_plot(texts: Sequence[str]) -> tuple[str | None, list[str], str, str]:
 
 
 def check_x(axes: Sequence[str], wanted: str | None) -> None:
-    """Raises SettingsError where no combination names the setting to draw over."""
+    """Raises SettingsError if no combination names the setting to draw over."""
     if wanted is not None and wanted not in axes:
         raise SettingsError(
             f"--plot x={wanted}: no combination names it{hint(wanted, list(axes))}; they name "
@@ -54,7 +54,7 @@ def check_x(axes: Sequence[str], wanted: str | None) -> None:
 
 
 def choose_x(table: pd.DataFrame, axes: Sequence[str]) -> str | None:
-    """The setting to draw over: the number with most values, else what has most values; None where
+    """The setting to draw over: the number with most values, else what has most values; None if
     nothing varies."""
     counts = {name: table[name].nunique() for name in axes}
     numbers = {name: n for name, n in counts.items() if is_number(table[name]) and n > 1}

@@ -111,7 +111,7 @@ def _begin() -> None:
 
 class RayWorkers(Workers):
     """A Ray cluster: that of RAY_ADDRESS, else one of this machine with `workers` processes that
-    ends with this process. Raises SettingsError where Ray is missing or cannot be reached."""
+    ends with this process. Raises SettingsError if Ray is missing or cannot be reached."""
 
     def __init__(self, workers: int) -> None:
         try:

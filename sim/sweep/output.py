@@ -43,7 +43,7 @@ from twinserve.sim.sweep.statistics import over_seeds
 from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import write_atomically
 
-# Shown where there is one, in this order: name in the summary, and as a heading.
+# Shown if there is one, in this order: name in the summary, and as a heading.
 COLUMNS = {
     "classes.rt.mean_ttft_ms": "TTFT ms",
     "classes.rt.mean_tpot_ms": "TPOT ms",
@@ -165,7 +165,7 @@ def print_copies(table: pd.DataFrame, console=None) -> None:
 
 
 def _counted(verdicts: pd.Series) -> str | None:
-    """`saturated` where all seeds agree, else `saturated 2, unclear 1`; None: there is none."""
+    """`saturated` if all seeds agree, else `saturated 2, unclear 1`; None: there is none."""
     counts = verdicts.dropna().value_counts(sort=False)
     if len(counts) < 2:
         return next(iter(counts.index), None)
@@ -234,7 +234,7 @@ def _entry(run: Run, axes: Sequence[str]) -> dict[str, Any]:
 
 
 def print_notices(frame: pd.DataFrame, console=None) -> None:
-    """What runs said of their requests, and how many of them did where not all agree."""
+    """What runs said of their requests, and how many of them did if not all agree."""
     console = console or Console(soft_wrap=True)
     said = frame[NOTICES].fillna("") if NOTICES in frame else pd.Series(dtype=str)
     counts: dict[str, int] = {}

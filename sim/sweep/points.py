@@ -54,7 +54,7 @@ def sources_digest(work: Callable) -> str:
 
 
 def traces_digest() -> str:
-    """Of the files that a run would find for the recorded traces; where there is none, of what
+    """Of the files that a run would find for the recorded traces; if there is none, of what
     stands in for it."""
     found = [
         (trace["name"], trace["where"]) for trace in list_traces() if trace["kind"] == "recorded"
@@ -106,9 +106,9 @@ POINTS: Format[dict] = Format("kept points", version=1, by="name another --out",
 
 @dataclass(frozen=True)
 class Kept:
-    """rows     of the run; none where it failed
-    failed   why, in one line; None where it did not
-    seconds  that the run took, of wall time; None where that was not kept
+    """rows     of the run; none if it failed
+    failed   why, in one line; None if it did not
+    seconds  that the run took, of wall time; None if that was not kept
     """
 
     rows: list
@@ -156,7 +156,7 @@ class Store:
             torn.unlink(missing_ok=True)
 
     def read(self, digest: str) -> Kept | None:
-        """What a run gave; None where it has to be run: not there, damaged, with other traces, or
+        """What a run gave; None if it has to be run: not there, damaged, with other traces, or
         not of `sources`. Raises SettingsError for a file of a later version."""
         found = self._document(digest)
         try:
@@ -170,12 +170,12 @@ class Store:
             return None
 
     def seconds(self, digest: str) -> float | None:
-        """What a run took when it was run last, by whatever code; None where that is not known."""
+        """What a run took when it was run last, by whatever code; None if that is not known."""
         found = self._document(digest).get("seconds")
         return found if isinstance(found, float) else None
 
     def _document(self, digest: str) -> dict:
-        """Empty where there is none, or a damaged one."""
+        """Empty if there is none, or a damaged one."""
         file = self.file(digest)
         try:
             document = dict(parse_json(file.read_text()))

@@ -91,7 +91,7 @@ class Sweep:
     def run(self, make: Callable[[int], Workers], report: Callable[[int, int], None]) -> None:
         """Run what is missing, and keep each result as it comes.
 
-        make    an executor for so many runs; asked only where there is something to run
+        make    an executor for so many runs; asked only if there is something to run
         report  called with runs done and failed of all, at the start and after each
 
         Raises SettingsError, WorkloadError.
@@ -137,7 +137,7 @@ def _lost(error: BaseException) -> str:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Raises SettingsError where another process runs a sweep in this folder. The lock ends with
+    """Raises SettingsError if another process runs a sweep in this folder. The lock ends with
     the process, however that ends."""
     with open(folder / _LOCK, "wb") as file:
         try:

@@ -229,7 +229,7 @@ def run_apart(
               before it is fetched
     report    called with (done, events in all) now and then
 
-    Raises LiveEngineError where an engine fails.
+    Raises LiveEngineError if an engine fails.
     """
     run.run()
     with ExitStack() as engines:

@@ -2,7 +2,7 @@
 they part.
 
 Several measurements are repeats of one load: the mean over them is compared, and their spread is
-what a difference has to exceed. Where there is one, the spread is not known, and a difference
+what a difference has to exceed. If there is one, the spread is not known, and a difference
 counts from TOLERANCE on.
 """
 
@@ -18,7 +18,7 @@ from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.run import MOST_WINDOWS
 from twinserve.sim.twin.served import METRICS, Served
 
-TOLERANCE = 0.10  # of a mean, where no repeats say how far it moves by itself
+TOLERANCE = 0.10  # of a mean, if no repeats say how far it moves by itself
 WINDOWS = 10
 LEAST = 5  # requests of a window whose mean is compared
 PERCENTILES = (50, 90, 99)
@@ -101,7 +101,7 @@ def _spread(values: np.ndarray) -> float | None:
 
 
 def number(served: Served, metric: str, statistic: str) -> float:
-    """A statistic of a metric; NaN where there is none."""
+    """A statistic of a metric; NaN if there is none."""
     if metric == "throughput" and served.stated is None:
         seconds = served.duration_s
         known = len(served) and (served.output_tokens >= 0).all()
@@ -145,7 +145,7 @@ def windows(
     measured: Sequence[Served], runs: Sequence[Served], every_s: float | None = None
 ) -> list[Window]:
     """Means of TTFT, TPOT and E2E latency over windows of arrivals; those with fewer than LEAST
-    requests in any of the sides are left out. Nothing where arrivals are not known. Raises
+    requests in any of the sides are left out. Nothing if arrivals are not known. Raises
     SettingsError for windows that are too short."""
     ends = [np.nanmax(s.arrival_s) for s in measured if np.isfinite(s.arrival_s).any()]
     if len(ends) < len(measured) or not ends or not max(ends) > 0:
@@ -194,7 +194,7 @@ def _window(metric, start, end, closed, measured, runs) -> Window | None:
 
 def parting(found: Sequence[Window], run: int) -> Window | None:
     """The first window in which a mean of the run is further from the measured one than repeats
-    are from each other, or than TOLERANCE where there is one measurement; None: nowhere."""
+    are from each other, or than TOLERANCE if there is one measurement; None: nowhere."""
     apart = [w for w in found if abs(w.simulated[run] / w.measured - 1) > _allowed(w.spread)]
     return min(apart, key=lambda w: w.start_s, default=None)
 
@@ -205,7 +205,7 @@ def _allowed(spread: float | None) -> float:
 
 def distance(metric: str, measured: Sequence[Served], run: Served) -> Distance | None:
     """Where the distributions are furthest apart (Kolmogorov and Smirnov's distance), all
-    measurements pooled; of histograms at the edges of their buckets. None where a side has none."""
+    measurements pooled; of histograms at the edges of their buckets. None if a side has none."""
     ours, ours_counts = run.values(metric)
     if not ours_counts.sum():
         return None

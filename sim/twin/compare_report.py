@@ -28,9 +28,9 @@ _KEPT = 400  # points of a distribution in compare.json
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both sides, and what was found. reruns: by run, in their order; empty where none were asked
+    """Both sides, and what was found. reruns: by run, in their order; empty if none were asked
     for. notices: of the measured files. measured_queues, run_queues: what `saturation` found of
-    each; None where it cannot be said."""
+    each; None if it cannot be said."""
 
     measured: Sequence[Served]
     runs: Sequence[Served]
@@ -150,7 +150,7 @@ def timed(seconds: float) -> str:
 
 
 def check_target(out: Path, overwrite: bool) -> None:
-    """Raises ResultsError where `write` could not write."""
+    """Raises ResultsError if `write` could not write."""
     may_replace(resolved(out), FILES, overwrite)
 
 

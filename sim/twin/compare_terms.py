@@ -127,7 +127,7 @@ def rerun(
     begin: Callable[[str], None] = lambda what: None,
 ) -> Iterator[Rerun]:
     """The run again as it is and with each of its terms changed, and each one's error. Terms that
-    its settings refuse are passed over. Raises SettingsError, WorkloadError where the run cannot
+    its settings refuse are passed over. Raises SettingsError, WorkloadError if the run cannot
     be repeated."""
     config = config_of(result)
     inputs = resolve(config)

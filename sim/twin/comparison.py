@@ -26,7 +26,7 @@ def compared(
     every_s  seconds of a window in which they may part; None: a tenth of the measurement
     rerun    simulate again with one term changed after another; begin(what) before each
 
-    Raises ResultsError where the two sides have nothing in common.
+    Raises ResultsError if the two sides have nothing in common.
     """
     server = _server(found)
     measured = [of_measurement(one) for one in found]
@@ -48,7 +48,7 @@ def compared(
 
 
 def _server(found: Sequence[Measurement]) -> bool:
-    """Whether they were measured in the server. Raises ResultsError where some were and some not,
+    """Whether they were measured in the server. Raises ResultsError if some were and some not,
     or some have no single requests."""
     sides = {from_server(one) for one in found}
     kinds = {bool(one.histograms) for one in found}

@@ -24,7 +24,7 @@ class KeptSteps:
         self._labels: list[str] = []
 
     def keep(self, policy: str, kind: str, number: int, steps: pd.DataFrame) -> None:
-        """A run's steps, whole or not at all. OSError where they cannot be written."""
+        """A run's steps, whole or not at all. OSError if they cannot be written."""
         if self.folder is None:
             return
         if policy not in self._labels:

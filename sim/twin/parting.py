@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def parting(scheduler, expected: Mapping[str, int], tokens: Mapping[str, Sequence[int]]) -> str:
-    """One line, or nothing where all is as it should be.
+    """One line, or nothing if all is as it should be.
 
     scheduler  of the engine (engine.scheduler.Steering), which counted this run alone
     expected   request id -> tokens that its answer should have

@@ -21,7 +21,7 @@ def queue_of(found: Measurement, until_s: float = np.inf) -> dict | None:
     until_s  only requests that arrived up to here count, in seconds from the first one
 
     A failed request leaves when it comes. Where the file has no time in the queue, a request's
-    service begins with its arrival. Return None where the question has no answer: a client that
+    service begins with its arrival. Return None if the question has no answer: a client that
     limits its own concurrency, requests all at once, or arrivals or ends that are not known.
     """
     served, arrival = found.served, found.arrival_s
@@ -70,7 +70,7 @@ def run_queue(summary: Mapping) -> dict | None:
 def overload(
     measured: Sequence[tuple[str, dict | None]], runs: Sequence[tuple[str, dict | None]]
 ) -> Iterator[str]:
-    """Lines about overload, before any error is read; none where no side is overloaded."""
+    """Lines about overload, before any error is read; none if no side is overloaded."""
     over = [verdict is not None and verdict["verdict"] in OVERLOADED for _, verdict in measured]
     overs = [verdict is not None and verdict["verdict"] in OVERLOADED for _, verdict in runs]
     if not any(over) and not any(overs):

@@ -93,7 +93,7 @@ def replay_locked(
     log: DecisionLog, engine: VllmEngine, texts: PromptTexts | None = None, report=None
 ) -> LockedReplay:
     """Execute `log` on `engine`, which must have no requests. texts: token ids of the prompts;
-    report(done, total) is called now and then. Raises LiveEngineError where the engine stops."""
+    report(done, total) is called now and then. Raises LiveEngineError if the engine stops."""
     with collected_seldom():
         return _replayed(
             log, engine, texts or PromptTexts(engine.vocab, engine.settings.block_tokens), report
@@ -160,7 +160,7 @@ def _replayed(log: DecisionLog, engine: VllmEngine, texts: PromptTexts, report) 
 
 
 def _kinds(step: LoggedStep, tokens: np.ndarray) -> dict[str, int]:
-    """Tokens of prompts in a step, requests that decode, and drafts, where there are some; tokens:
+    """Tokens of prompts in a step, requests that decode, and drafts, if there are some; tokens:
     int64[n], its grants. The log does not say which row was padded: that counts as a prompt."""
     drafts = {}
     if step.verified is not None:

@@ -29,7 +29,7 @@ def replay_physical(
 
     inputs  of the run, where they are not what its settings resolve to
 
-    Raises SettingsError where a step is decided otherwise than in the log.
+    Raises SettingsError if a step is decided otherwise than in the log.
     """
     if inputs is None:
         check_policy_file(log.run)

@@ -223,7 +223,7 @@ def _last(loads: _Loads):
 
 
 def _latest(loads: _Loads):
-    """As it was measured at that time, or before; a replica's first where nothing was."""
+    """As it was measured at that time, or before; a replica's first if nothing was."""
 
     def load(replica: int, at_s: float) -> Load:
         polls = loads[replica]

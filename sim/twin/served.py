@@ -29,7 +29,7 @@ class Served:
     """Requests that got all their tokens; arrays have one entry each.
 
     arrival_s    from the first request on (of failed ones too); NaN: not known
-    latencies    by LATENCIES: seconds, NaN where there is none
+    latencies    by LATENCIES: seconds, NaN if there is none
     gaps_s, gap_counts   inter-token gaps, pooled; None: not known
     service_class  "rt" or "be"
     failed       requests that were not served
@@ -68,7 +68,7 @@ class Served:
         )
 
     def values(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds, ascending, and how often each stands for a value; empty where not known."""
+        """Seconds, ascending, and how often each stands for a value; empty if not known."""
         if metric == "itl":
             if self.gaps_s is None:
                 return np.zeros(0), np.zeros(0)
@@ -81,7 +81,7 @@ class Served:
 
     @property
     def duration_s(self) -> float:
-        """From the first request to the last end; NaN where not known."""
+        """From the first request to the last end; NaN if not known."""
         ends = self.arrival_s + self.latencies["e2el"]
         known = ends[~np.isnan(ends)]
         return float(known.max()) if len(known) else float("nan")

@@ -196,7 +196,7 @@ class Schedule:
         return apart <= MOST_STEPS and not any(nudge.moved for nudge in self.nudges)
 
     def verdict(self) -> str:
-        """What of the free runs' error is whose, in words; empty where there is no such run."""
+        """What of the free runs' error is whose, in words; empty if there is no such run."""
         if not self.live:
             return ""
         work, engine, outside = (

@@ -62,7 +62,7 @@ class Validation:
     schedule: Schedule | None = None
 
     def noise(self) -> list[str]:
-        """What is to be known of the measurements before their errors are read; empty where they
+        """What is to be known of the measurements before their errors are read; empty if they
         are whole and were hardly disturbed."""
         lines = []
         locked, live = self.locked.noise(), [disturbed_share(result) for result in self.live]
@@ -170,7 +170,7 @@ def validate_policy(
     has it. What they disturbed is run again, as often once more at most. The engine must
     have the sizes of `live_settings` for this policy, and no requests. say: a line for each run;
     watch: how far it is; keep: is given the steps of each run when it has ended. Raises
-    LiveEngineError where a run drifts, or loses or shortens an answer, and TimeUp where the time
+    LiveEngineError if a run drifts, or loses or shortens an answer, and TimeUp where the time
     is up before a locked replay has ended."""
     limit = limit or TimeLimit()
     texts = PromptTexts(engine.vocab, engine.settings.block_tokens, inputs.config.seed)
@@ -343,7 +343,7 @@ def _why(error: Exception) -> str:
 
 
 def _refuse(what: str, parted: str) -> None:
-    """Raise LiveEngineError for a run that `parted` from what it was told; nothing where it did
+    """Raise LiveEngineError for a run that `parted` from what it was told; nothing if it did
     not."""
     if parted:
         raise LiveEngineError(f"{what}: {parted}")

@@ -50,7 +50,7 @@ class EmulatedComparison:
 
     @property
     def fault(self) -> str:
-        """What is wrong, in one line; empty where nothing is."""
+        """What is wrong, in one line; empty if nothing is."""
         if self.parted:
             return self.parted
         if self.drift:

@@ -102,7 +102,7 @@ def metric_lines(validation: Validation) -> list[tuple[str, str]]:
 
 
 def schedule_lines(validation: Validation) -> list[tuple[str, str]]:
-    """What the free runs' error is made of, as names and values; empty where none ended."""
+    """What the free runs' error is made of, as names and values; empty if none ended."""
     schedule = validation.schedule
     if schedule is None or not schedule.live:
         return []
