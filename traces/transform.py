@@ -147,9 +147,9 @@ def check_fits(w: Workload, max_total_tokens: int) -> None:
     if over.any():
         row = int(over.argmax())
         raise WorkloadError(
-            f"{name}: request {w.ids[row]} (row {row + 1}) has {w.prompt_tokens[row]} prompt + "
-            f"{w.output_tokens[row]} output tokens, over the limit of {limit}, as have "
-            f"{int(over.sum())} of {len(w)} rows: cut them with --cap-length {limit}"
+            f"{name}: {int(over.sum())} of {len(w)} rows are over the limit of {limit} tokens, "
+            f"first request {w.ids[row]} (row {row + 1}) of {w.prompt_tokens[row]} prompt and "
+            f"{w.output_tokens[row]} output tokens: cut them with --cap-length {limit}"
         )
     if pool is not None and pool.longest > limit:
         raise WorkloadError(

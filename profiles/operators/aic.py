@@ -208,8 +208,8 @@ def _check_experts(engine, llm: ModelSpec, gpu: str, tp: int) -> None:
         if ours[part] > most * theirs[part]:
             raise ProfileError(
                 f"{llm.name} on {gpu} tp={tp}: the tables of {said} take "
-                f"{ours[part] / theirs[part]:.1f} times as long as those in 16 bits, so they are of"
-                " another kernel than an engine would take; choose --step-times roofline"
+                f"{ours[part] / theirs[part]:.1f} times as long as those in 16 bits, as no "
+                "engine's kernel does; choose --step-times roofline"
             )
 
 

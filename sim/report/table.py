@@ -130,8 +130,8 @@ def overloaded(summary: Mapping, label: str) -> list[str]:
             ends = "served, {lost_share:.1%} end early; latencies are of those that are served"
             said.append(f"{label}: sheds; {(rates + ends).format(**found)}")
         if found.get("verdict") == "unclear":
-            told = "whether it keeps up with its arrivals cannot be told"
-            said.append(f"{label}: {told} of {name} {what}: {found['reason']}")
+            clear = f"not clear whether it keeps up with its {name} {what}"
+            said.append(f"{label}: {clear}: {found['reason']}")
     return said
 
 

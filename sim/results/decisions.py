@@ -168,7 +168,7 @@ class DecisionLog:
             if tokens != request.output_tokens:
                 raise ResultsError(
                     f"the decision log's steps give request {request.id} {tokens} tokens, and it "
-                    f"was told {request.output_tokens}; record it again"
+                    f"has {request.output_tokens} in the log's table; record it again"
                 )
         return found
 

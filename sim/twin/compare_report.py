@@ -76,7 +76,7 @@ def lines(found: Comparison) -> Iterator[str]:
     if repeats == 1:
         yield (
             "One measurement: how far it moves by itself is not known. Differences below "
-            f"{compare.TOLERANCE:.0%} are not told apart."
+            f"{compare.TOLERANCE:.0%} do not count."
         )
     for number, run in enumerate(found.runs):
         yield from _of_run(found, number, run)

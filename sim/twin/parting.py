@@ -19,5 +19,5 @@ def parting(scheduler, expected: Mapping[str, int], tokens: Mapping[str, Sequenc
     if short:
         name = short[0]
         of = f"{len(short):,} of {len(expected):,} answers differ in length"
-        return f"{name} was told {len(tokens.get(name, ())):,} of {expected[name]:,} tokens ({of})"
+        return f"{name} got {len(tokens.get(name, ())):,} of {expected[name]:,} tokens ({of})"
     return ""

@@ -343,7 +343,7 @@ def shown(fitted: Fitted) -> list[str]:
         )
     left = [said[name][0] for name in NAMES if name not in fitted.told]
     if left:
-        lines.append(f"{'as in the profile':>22}  {', '.join(left)}: not needed, or not told apart")
+        lines.append(f"{'as in the profile':>22}  {', '.join(left)}: not needed, or not separable")
     lines.append(
         f"{'error':>22}  {fitted.after:.1%} over means of requests that the fit had not seen, "
         f"{fitted.before:.1%} with the profile as it was"

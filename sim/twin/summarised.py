@@ -56,6 +56,6 @@ def summary_notices(found: Measurement) -> list[str]:
     return [
         *(f"note: {found.path}: {notice}" for notice in found.notices),
         f"note: {found.path}: simulated with requests of its mean lengths, `{stated_load(found)}`; "
-        "step times were not fitted. Lengths, arrivals and step times cannot be told apart, nor "
-        "whether the server's queue grew",
+        "step times were not fitted. What lengths, arrivals and step times each add is not known, "
+        "nor whether the server's queue grew",
     ]

@@ -158,7 +158,7 @@ def test_an_answer_that_lacks_tokens_is_named(references):
     torn = replace(log, steps=log.steps[:-5])
     with as_large_as(engine, settings_of(log)):
         found = replay_locked(torn, engine, texts())
-    assert found.drift == 0 and " was told " in found.parted and "\n" not in found.parted
+    assert found.drift == 0 and " got " in found.parted and "\n" not in found.parted
 
 
 def test_what_the_engine_cannot_do_is_one_line(references):
@@ -180,4 +180,4 @@ def test_a_free_run_whose_answer_lacks_tokens_is_named(references):
         run.run()
     assert run.parted() == run.described()["parted"] == ""
     name, lost = run.answers[-1].tokens.popitem()
-    assert lost and run.parted().startswith(f"{name} was told ")
+    assert lost and run.parted().startswith(f"{name} got ")

@@ -187,6 +187,6 @@ def test_what_parts_is_drift_first_and_then_an_answer():
     assert parting(Counts(), expected, whole) == ""
     drifted = parting(Counts(drift=2, first_drift="step 4: x"), expected, {})
     assert "at step 4: x (2 of 10 steps drifted)" in drifted
-    assert parting(Counts(), expected, {"a": [1, 2]}).startswith("b was told 0 of 3 tokens (1 of 2")
+    assert parting(Counts(), expected, {"a": [1, 2]}).startswith("b got 0 of 3 tokens (1 of 2")
     longer = {"a": [1, 2], "b": [1, 2, 3, 4]}
-    assert parting(Counts(), expected, longer).startswith("b was told 4 of 3 tokens")
+    assert parting(Counts(), expected, longer).startswith("b got 4 of 3 tokens")
