@@ -62,14 +62,14 @@ class BrosFitOptions(BrosOptions):
     @classmethod
     def _is_fit_order(cls, value: str) -> str:
         if value != "residual":
-            raise ValueError("with chunk=fit it is fit_order that says so, by default; drop it")
+            raise ValueError("chunk=fit takes fit_order in its place; drop it")
         return value
 
     @field_validator("replacement", "late_drops", "reserve")
     @classmethod
     def _off(cls, value: Any) -> Any:
         if value not in (False, "none"):
-            raise ValueError("there is none with chunk=fit; drop one of both")
+            raise ValueError("chunk=fit has none; drop one of the two")
         return value
 
 

@@ -256,13 +256,13 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         options = self.options
         if options.correct:
             raise PolicyError(
-                "justitia with correct=true has no order for a whole fleet, which sets the place "
-                "of an application once; drop it there"
+                "justitia with correct=true cannot order a whole fleet, which places applications "
+                "once; drop correct=true"
             )
         if not self._by_iteration:
             raise PolicyError(
-                "justitia with cost=compute has no order for a whole fleet, since what an "
-                "iteration is worth is not known beforehand; set M, or use cost=memory"
+                "justitia with cost=compute needs M to order a whole fleet; set M, or use "
+                "cost=memory"
             )
         predictor = make_predictor(options)
         predictor.truth = self.predictor.truth

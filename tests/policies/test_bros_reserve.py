@@ -66,5 +66,5 @@ def test_fewer_lose_their_memory_in_a_crowd_and_all_end(kind):
 
 
 def test_there_is_none_with_chunks_that_fit():
-    with pytest.raises(RegistryError, match="reserve=.*there is none with chunk=fit"):
+    with pytest.raises(RegistryError, match="reserve=.*chunk=fit has none"):
         parse_policy("bros:chunk=fit,reserve=true").given  # noqa: B018
