@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.metadata
+import inspect
 import os
 import re
 import sys
@@ -101,12 +102,21 @@ class Names:
 
 
 def check_class(where: str, found: Any, base: type) -> None:
-    """Raises RegistryError where `found` is no whole class of the kind."""
+    """Raises RegistryError if `found` is no whole class of the kind, or if a method that each such
+    class has cannot be called as it will be."""
     fits = isinstance(found, type) and issubclass(found, base)
     if not fits:
         raise RegistryError(f"{where} is not a {base.__name__}")
     if lacks := sorted(found.__abstractmethods__):
         raise RegistryError(f"{where} lacks {', '.join(lacks)}")
+    for name in sorted(base.__abstractmethods__):
+        given = inspect.signature(getattr(base, name)).parameters
+        try:
+            inspect.signature(getattr(found, name)).bind(*given)
+        except TypeError:
+            raise RegistryError(
+                f"{where}.{name} takes other arguments; write {name}({', '.join(given)})"
+            ) from None
 
 
 def hint(name: str, known: list[str]) -> str:

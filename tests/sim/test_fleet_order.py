@@ -87,7 +87,7 @@ def test_policies_without_an_order_of_the_fleet_are_refused_by_one_that_stamps(p
 
 
 def test_an_order_that_cannot_be_known_before_is_refused():
-    with pytest.raises(PolicyError, match="cost=compute has no order .* set M"):
+    with pytest.raises(PolicyError, match="cost=compute needs M to order .* set M"):
         made("justitia:cost=compute", graphs(0), router=Spread())
     made("justitia:cost=compute,M=500,predictor=perfect", graphs(0), router=Spread()).run()
 

@@ -31,3 +31,10 @@ class Lost(TwoChoices):
 
     def place(self, request, stage, view):
         return len(view.up)
+
+
+class Narrow(TwoChoices):
+    name = "narrow"
+
+    def place(self, request, view):
+        return view.up[0]
