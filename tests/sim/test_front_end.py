@@ -66,7 +66,7 @@ def test_what_only_clients_see_changes_no_step_of_an_open_loop():
 
 
 # -- two clocks ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_clients_and_engine_differ_by_the_terms_of_every_request(replicas):
     run = simulate(hybrid(5, pool=4), front_end=SLOW, replicas=replicas)
     rows = run.requests

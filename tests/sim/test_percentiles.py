@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,6 +19,11 @@ from twinserve.sim.setup.objectives import parse_percentiles
 
 
 def asked(*percentiles: float) -> dict:
+    return copy.deepcopy(_asked(*percentiles))
+
+
+@cache
+def _asked(*percentiles: float) -> dict:
     return summarise(toy_rows(group_size=3), MetricsOptions(percentiles=percentiles))
 
 

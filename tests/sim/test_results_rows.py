@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,14 @@ from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
 BLOCK = 16
 
 
-def toy_rows(
+def toy_rows(*args, **how) -> RunRows:
+    """Rows of `_served`, which serves the same requests once; a test may change them."""
+    frames, blocks = _served(*args, **how)
+    return RunRows(*(frame.copy() for frame in frames), blocks)
+
+
+@lru_cache(64)
+def _served(
     n: int = 60,
     seed: int = 0,
     prefer_rt: bool = False,
@@ -22,8 +30,9 @@ def toy_rows(
     rate: float = 8.0,
     group_size: int = 0,
     slo: tuple[float, float] = (0.4, 0.05),
-) -> RunRows:
-    """Served in order of arrival, real-time ones first if asked; a prompt takes one step."""
+) -> tuple[tuple[pd.DataFrame, ...], int]:
+    """Requests, steps and gaps, and how many blocks there are. Served in order of arrival,
+    real-time ones first if asked; a prompt takes one step."""
     rng = np.random.default_rng(seed)
     arrival = np.cumsum(rng.exponential(1 / rate, n))
     prompt, output = rng.integers(20, 900, n), rng.integers(1, 60, n)
@@ -99,12 +108,8 @@ def toy_rows(
             "computed_tokens": prompt + emitted - 1,
         }
     )
-    return RunRows(
-        requests[list(REQUESTS)],
-        pd.DataFrame(steps, columns=list(STEPS)),
-        pd.DataFrame(gaps, columns=list(GAPS)),
-        blocks,
-    )
+    others = pd.DataFrame(steps, columns=list(STEPS)), pd.DataFrame(gaps, columns=list(GAPS))
+    return (requests[list(REQUESTS)], *others), blocks
 
 
 def empty_rows() -> RunRows:

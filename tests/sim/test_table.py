@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 
 import pytest
 from rich.console import Console
@@ -64,12 +65,16 @@ def test_lines_that_do_not_apply_are_left_out():
         assert present in full
 
 
+@cache
+def toy_summary() -> dict:
+    return summarise(toy_rows(), MetricsOptions(goodput={"ttft": 100.0}))
+
+
 @pytest.mark.parametrize("runs", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("width", [80, 120])
 def test_it_fits_the_width_and_shows_every_run(runs, width):
     labels = [f"policy-number-{i}" for i in range(runs)]
-    same = summarise(toy_rows(), MetricsOptions(goodput={"ttft": 100.0}))
-    text = render_table(dict.fromkeys(labels, same), ["a short note"], width)
+    text = render_table(dict.fromkeys(labels, toy_summary()), ["a short note"], width)
     assert max(map(len, text.splitlines())) <= width
     assert all(label in text for label in labels)
     assert "note: a short note" in text and "\x1b" not in text
