@@ -15,6 +15,18 @@ cdef cnp.ndarray NOBODY = new_ints(0)
 
 
 
+def publish(requests, dict data, cnp.npy_intp places):
+    cdef cnp.ndarray column, shown
+    for name, column in data.items():
+        if places > size(column):
+            raise ValueError(f"{places} places of a column of {size(column)}")
+        shown = cnp.PyArray_SimpleNewFromData(
+            1, &places, cnp.PyArray_TYPE(column), cnp.PyArray_DATA(column)
+        )
+        cnp.set_array_base(shown, column)
+        setattr(requests, name, shown)
+
+
 def lacking(requests, rows):
     cdef cnp.ndarray rows_in = whole(rows)
     cdef Py_ssize_t n = size(rows_in), some = 0, i

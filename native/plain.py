@@ -8,6 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 
+def publish(requests, data: dict[str, np.ndarray], size: int) -> None:
+    """The first `size` places of each column of `data` are that attribute of the table."""
+    places = slice(size)
+    for name, column in data.items():
+        setattr(requests, name, column[places])
+
+
 def lacking(requests, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of `rows` those whose text is not computed yet, their computed tokens and those they lack."""
     computed = requests.computed_tokens[rows]

@@ -144,8 +144,7 @@ class RequestTable:
         self._publish()
 
     def _publish(self) -> None:
-        for name, column in self._data.items():
-            setattr(self, name, column[: self._size])
+        columns.publish(self, self._data, self._size)
 
     def __len__(self) -> int:
         return self._size

@@ -86,3 +86,17 @@ def test_rows_that_the_table_does_not_have_are_an_error():
         compiled.emitting(table, np.array([1]), np.array([1, 1]))
     with pytest.raises(TypeError):
         compiled.emitting(table, np.array([1.0]), np.array([1]))
+
+
+def test_columns_are_published_as_by_the_twin():
+    ours, theirs = RequestTable(), RequestTable()
+    for size in (0, 1, 16):
+        compiled.publish(ours, ours._data, size)
+        plain.publish(theirs, theirs._data, size)
+        for name, column in ours._data.items():
+            shown, other = getattr(ours, name), getattr(theirs, name)
+            assert shown.base is column and (shown.dtype, len(shown)) == (other.dtype, size)
+            assert shown.flags.writeable and shown.flags.c_contiguous
+            np.testing.assert_array_equal(shown, other)
+    with pytest.raises(ValueError, match="17 places"):
+        compiled.publish(ours, ours._data, 17)
