@@ -45,6 +45,7 @@ CLIENTS = ("one-process", "many", "none")
 # Of six hosts, where the published times are 1 (docs/profiles.md); a file's fit is 6 to 9 % off the
 # CPU time of a load.
 HOST_FACTORS, FILE_OFF = (0.8, 1.4), 1.1
+MOST_FACTOR = 100.0
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -74,7 +75,7 @@ class Threads:
     launch_s: float = Field(0.0, ge=0, lt=10)
     client_request_s: float = Field(0.0, ge=0, lt=10)
     client_chunk_s: float = Field(0.0, ge=0, lt=1)
-    host_factor: float = Field(1.0, gt=0, le=100)
+    host_factor: float = Field(1.0, gt=0, le=MOST_FACTOR)
 
 
 @plain_dataclass(frozen=True)
@@ -171,12 +172,12 @@ class FrontEnd:
         if self is published().get(self.name):
             return HOST_FACTORS
         factor = 1.0 if self.threads is None else self.threads.host_factor
-        return factor / FILE_OFF, factor * FILE_OFF
+        return factor / FILE_OFF, min(factor * FILE_OFF, MOST_FACTOR)
 
-    def describe(self, parse_s: float = 0.0) -> str:
-        """Its terms, in a line. parse_s: as of `Serving`."""
+    def describe(self, serving: Serving = Serving()) -> str:
+        """Its terms, in a line."""
         if self.threads is not None:
-            return self._on_threads(self.threads, parse_s)
+            return self._on_threads(service_of(self.threads, serving), serving)
         terms = [f"{1e3 * self.request_s:.3g} ms a request"]
         if self.prompt_token_s:
             terms.append(f"{1e6 * self.prompt_token_s:.3g} us a prompt token")
@@ -184,15 +185,28 @@ class FrontEnd:
             terms.append(f"{1e3 * self.response_s:.3g} ms to see a token")
         return f"front end {self.name}: {', '.join(terms)}"
 
-    def _on_threads(self, t: Threads, parse_s: float) -> str:
-        request = 1e3 * (t.accept_s + parse_s + t.submit_s)
+    def _on_threads(self, t: Service, serving: Serving) -> str:
+        factor = serving.host_factor or self.threads.host_factor
+        kind = "chat" if serving.chat else "request"
+        request = 1e3 * (t.accept_s + t.chat_s + t.submit_s)
         prompt = 1e6 * (t.prompt_token_s + t.tokenise_s)
-        token = 1e6 * (t.token_s + t.chunk_s)
-        return (
-            f"front end {self.name}: one thread, {request:.3g} ms a request, {prompt:.3g} us a "
-            f"prompt token, {1e3 * t.step_s:.3g} ms a step, {token:.3g} us a streamed token, times "
-            f"{t.host_factor:.3g} on the server's host"
-        )
+        threads = "one thread" if t.servers == 1 else f"{t.servers} threads"
+        terms = [
+            f"{threads}, {request:.3g} ms a {kind}",
+            f"{prompt:.3g} us a prompt token",
+            f"{1e3 * t.step_s:.3g} ms a step",
+            f"{1e6 * t.token_s:.3g} us a token",
+        ]
+        if serving.stream:
+            terms.append(f"{1e6 * t.chunk_s:.3g} us a message")
+        if t.batch_wait_s:
+            terms.append(f"{1e3 * t.batch_wait_s:g} ms until a batch is tokenised")
+        if t.stream_interval > 1:
+            terms.append(f"{t.stream_interval} tokens a message")
+        said = f"front end {self.name}: {', '.join(terms)}; host factor {factor:.3g} in all of them"
+        if serving.stream:
+            return said
+        return f"{said}; not streamed: clients see E2E, and TTFT and TPOT are the server's"
 
 
 def service_of(threads: Threads, serving: Serving) -> Service:

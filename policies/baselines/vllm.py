@@ -7,6 +7,7 @@ same as the real class: tests/identity steps both side by side, with any release
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Sized
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -34,7 +35,8 @@ def rules_of(version: str) -> Release:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.removeprefix("v").split("."))
+    """Of 0.11.0rc2 the first three: as 0.11.0."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 @dataclass(frozen=True)

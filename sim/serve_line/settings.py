@@ -305,6 +305,11 @@ class _Made:
         options = {} if interval is None else {"stream_interval": interval}
         if count and count % server.dp == 0:  # an engine has as many as another
             options["api_server_count"] = count // server.dp
+        elif count:
+            server.why[_OF_FRONT_END[0]] = (
+                f"{count} for {server.dp} engines; as many for each can be simulated: give "
+                "--front-end vllm:api_server_count=1"
+            )
         found = with_options(text, options) if options else None
         if found is not None:
             taken = {f"--{name.replace('_', '-')}" for name in options}

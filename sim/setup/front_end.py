@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from twinserve.policies.base import Options
 from twinserve.policies.names import parse_options, validated
-from twinserve.profiles.front_end import FrontEnd, Serving, load_front_end, name_and_options
+from twinserve.profiles.front_end import (
+    MOST_FACTOR,
+    FrontEnd,
+    Serving,
+    load_front_end,
+    name_and_options,
+)
 from twinserve.profiles.kv_memory.releases import parse_release
 from twinserve.sim.setup.config import SettingsError
 
@@ -29,18 +35,24 @@ NO_TEMPLATE = "gpt-oss"  # models whose chats are rendered without a template
 class FrontEndOptions(Options):
     """api_server_count, stream_interval: as of `vllm serve`.
 
-    stream       whether answers are streamed
+    stream       whether answers are streamed; without, only E2E is what clients see
     chat         whether requests are chats, not completions
     client       one-process: one thread for all requests; many: one for each; none: no time
-    host_factor  CPU times of the server's host over those of the front end's file
+    host_factor  CPU times of the server's host over those of the front end's file; the client's
+                 host is taken to be as fast
     """
 
-    api_server_count: int = Field(1, ge=1, le=1024)
+    api_server_count: int = Field(1, ge=1, le=64)
     stream_interval: int = Field(1, ge=1, le=1_000_000)
     stream: bool = True
     chat: bool = False
     client: Literal["one-process", "many", "none"] = "one-process"
-    host_factor: float | None = Field(None, gt=0, le=100)
+    host_factor: float | None = Field(None, gt=0, le=MOST_FACTOR)
+
+    @field_validator("client", mode="before")
+    @classmethod
+    def _named_none(cls, said: str | None) -> str:
+        return said or "none"  # `none` says "not given" of other options
 
 
 def parse_front_end(text: str) -> tuple[FrontEnd | None, Serving]:

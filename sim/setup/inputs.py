@@ -91,8 +91,9 @@ class Inputs:
     @cached_property
     def _front_end(self) -> tuple[FrontEnd | None, Serving]:
         front_end, serving = parse_front_end(self.config.front_end)
-        release, model = self.config.engine_version, self.hardware.profile.llm.name
-        return front_end, serving_of(serving, release, model)
+        profile = self.hardware.profile
+        release = self.config.engine_version or profile.engine_version
+        return front_end, serving_of(serving, release, profile.llm.name)
 
     @property
     def front_end(self) -> FrontEnd | None:
@@ -108,7 +109,7 @@ class Inputs:
     def front_end_said(self) -> str:
         """Its terms, in a line; empty without one."""
         front_end, serving = self._front_end
-        return "" if front_end is None else front_end.describe(serving.parse_s)
+        return "" if front_end is None else front_end.describe(serving)
 
     def estimator_for(self, policy: type[Policy]) -> BatchEstimator:
         """What `policy` believes about step times."""

@@ -321,7 +321,7 @@ class Simulation:
             stores=self._stores,
             engine_of=self._engine_of,
         )
-        delays, profile = self.inputs.delays, self.inputs.hardware.profile
+        delays, profile = self.inputs.delays, description.hardware.profile
         # ranks have processes of their own, which launch (vllm/v1/executor/multiproc_executor.py)
         if delays is not None and delays.service is not None and profile.tp * profile.pp == 1:
             replica.engine.launch_s = delays.service.launch_s

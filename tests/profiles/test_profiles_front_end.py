@@ -28,7 +28,7 @@ from twinserve.profiles.measured.front_end import (
     threads_error,
 )
 from twinserve.profiles.specs import ProfileError
-from twinserve.sim.setup.front_end import serving_of
+from twinserve.sim.setup.front_end import parse_front_end, serving_of
 
 MINE = FrontEnd("mine", 0.002, 1e-6, 0.003, "a test", 0.1)
 
@@ -89,12 +89,24 @@ def test_none_is_none_and_a_file_says_what_was_written(tmp_path):
     assert load_front_end(tmp_path / "queued.json") == queued
 
 
+def test_a_client_that_takes_no_time_is_named_none():
+    assert parse_front_end("vllm:client=none")[1] == Serving(client="none")
+    assert parse_front_end("vllm:host_factor=none")[1] == Serving()
+
+
 def test_what_it_takes_can_be_read_in_a_line():
     said = MINE.describe()
     assert "mine: 2 ms a request, 1 us a prompt token, 3 ms to see a token" in said
     for front_end in published().values():
         assert "\n" not in front_end.describe() and front_end.source
-        assert "0.85 ms a request, 2.9 us a prompt token" in front_end.describe()
+        assert "one thread, 1.02 ms a request, 3.48 us a prompt token" in front_end.describe()
+    _, given = parse_front_end("vllm:api_server_count=4,chat=yes,stream=no,host_factor=2")
+    said = published()["vllm"].describe(serving_of(given, "0.11.0", "qwen3-8b"))
+    assert "4 threads, 27.5 ms a chat, 5.8 us a prompt token, 0.54 ms a step, 34 us a token" in said
+    assert (
+        "2 ms until a batch is tokenised; host factor 2 in all" in said
+        and "clients see E2E" in said
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import twinserve
 from tests.commands import status
 from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.evidence import ExpectedErrors, StepError, expected_errors
+from twinserve.profiles.front_end import published, save_front_end
 from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import main, simulate_main
@@ -20,6 +22,7 @@ from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import (
     METRICS,
     add_error_bars,
+    check_error_bars,
     corners,
     ranges,
     run_with_steps_off,
@@ -296,6 +299,15 @@ def test_a_verdict_that_the_bars_turn_is_seen():
 
 
 @pytest.mark.slow
+def test_a_front_end_whose_range_is_absurd_is_refused_before_the_run(tmp_path):
+    file = tmp_path / "slow.json"
+    threads = replace(published()["vllm"].threads, accept_s=9.5, host_factor=1.0)
+    save_front_end(replace(published()["vllm"], name="slow", threads=threads), file)
+    inputs = resolve(SimulationConfig(trace="fixed:40,4", requests=3, front_end=str(file)))
+    with pytest.raises(ProfileError, match="front end with host factor 1.1: accept_s"):
+        check_error_bars(inputs)
+
+
 def test_step_times_that_cannot_be_off_are_refused_before_the_run():
     told: list = []
     run = {"trace": "fixed:9,500", "requests": 9, "rate": 1.0, "progress": told.append}

@@ -3,6 +3,7 @@ without one nothing changes."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from twinserve.sim.results.files import POOL_GROUP, RunResult, read_run, write_r
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.run import run_policy
+from twinserve.sim.setup.run import Simulation, run_policy
 from twinserve.traces.workload import Workload
 
 SLOW = Delays(request_s=0.02, prompt_token_s=1e-4, response_s=0.03)
@@ -364,9 +365,25 @@ def test_requests_that_were_never_sent_are_written_with_the_others(tmp_path):
 
 def test_what_stands_before_the_engine_is_said_before_a_run():
     config = SimulationConfig(trace="fixed:40,4", rate=5.0, requests=3)
-    said = "front end vllm: one thread, 0.85 ms a request"
+    said = "front end vllm: one thread, 1.02 ms a request"
     there = config.model_copy(update={"front_end": "vllm"})
     assert said in headline(resolve(there)) and "front end" not in headline(resolve(config))
+
+
+def test_a_profiles_release_counts_and_each_engine_launches_as_its_ranks_do():
+    settings = {"trace": "fixed:40,4", "rate": 5.0, "requests": 3, "front_end": "vllm:chat=yes"}
+    old = resolve(SimulationConfig(profile="qwen3-8b@h100", **settings))
+    hardware = old.hardware
+    of_file = hardware.profile.model_copy(update={"engine_version": "0.11.0"})
+    parsed = replace(old, hardware=replace(hardware, profile=of_file)).delays.service
+    assert parsed.accept_s - old.delays.service.accept_s == pytest.approx(1.2 * 12.7e-3)
+    candidate = resolve(SimulationConfig(engine_version="0.11.0rc2", **settings))
+    assert candidate.delays.service.accept_s == parsed.accept_s
+    assert not Simulation(candidate, candidate.policies[0]).engines[0].core.asynchronous
+    pools = [{"profile": "qwen3-8b@h100:tp2"}, {"profile": "qwen3-8b@h100"}]
+    fleet = resolve(SimulationConfig(fleet=json.dumps({"pools": pools}), **settings))
+    engines = Simulation(fleet, fleet.policies[0]).engines
+    assert [engine.launch_s for engine in engines] == [0.0, pytest.approx(3e-3)]
 
 
 def run_command(command, words: list[str]) -> object:

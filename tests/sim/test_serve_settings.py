@@ -159,7 +159,7 @@ def test_api_servers_and_messages_are_of_the_front_end(
     assert config.front_end == becomes
     found = from_vllm(str(config.from_vllm), vars(config))
     assert len(found.warnings) == warned and found.front_end == (None if warned else becomes)
-    assert all("give --front-end vllm)" in line for line in found.warnings)
+    assert all("give --front-end vllm" in line for line in found.warnings)
 
 
 def test_what_is_said_beside_a_server_wins():
