@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.study.while_online import WhileOnline
+from twinserve.experiments.study.runs import WhileOnline
 from twinserve.policies.echo.offline import ArrivalForecast
 from twinserve.policies.echo.policy import EchoPolicy
 from twinserve.policies.kv.task_aware.ledger import CountedLedger

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.study.off import perturbed
+from twinserve.experiments.study.runs import perturbed
 from twinserve.policies.justitia.clock import fluid_finish_times
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.policies.registry import parse_policy

@@ -17,9 +17,8 @@ import pandas as pd
 from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.curves import lines_of
 from twinserve.experiments.study.grid import Grid, joined
-from twinserve.experiments.study.off import BELIEFS, PARTS
 from twinserve.experiments.study.output import markdown_table
-from twinserve.experiments.study.runs import run
+from twinserve.experiments.study.runs import BELIEFS, PARTS, run
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.experiments.study.tables import Table, signed
 from twinserve.sim.setup.config import PAPERS_ENGINE

@@ -19,10 +19,9 @@ from twinserve.experiments.sensitivity.main import (
     markdown,
 )
 from twinserve.experiments.study.command import GridOptions
-from twinserve.experiments.study.off import PARTS, BelievingInputs, misjudging, perturbed
 from twinserve.experiments.study.points import Point
+from twinserve.experiments.study.runs import PARTS, BelievingInputs, misjudging, perturbed, run
 from twinserve.experiments.study.runs import inputs_of as of_settings
-from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Scale
 from twinserve.policies.parts.estimators import LinearEstimator
 from twinserve.policies.registry import parse_policy, policy_class

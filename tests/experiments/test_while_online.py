@@ -2,7 +2,7 @@
 
 import pytest
 
-from twinserve.experiments.study.while_online import WhileOnline
+from twinserve.experiments.study.runs import WhileOnline
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware

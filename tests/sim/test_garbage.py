@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-from twinserve.experiments.study.while_online import WhileOnline
+from twinserve.experiments.study.runs import WhileOnline
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.setup.config import SimulationConfig
