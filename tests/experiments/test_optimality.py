@@ -1,6 +1,7 @@
 """The optimality experiment: its bookkeeping by hand, and the whole of it, small."""
 
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -188,6 +189,23 @@ def test_every_source_and_problem_is_in_the_tables(out):
     assert set(found.problem) == set(OTHERS) and set(found.slo) == {slo, f"{slo}, 96 blocks"}
     assert set(table(out, "first_tokens").rate) == {15.0, 25.0}
     assert "not run" not in (out / "tables.md").read_text()
+
+
+FIT, SHARE = "bros:chunk=fit", ["share", "share_ci"]
+
+
+def test_first_tokens_on_the_page_are_the_kept_ones():
+    docs = Path(__file__).parents[2] / "docs"
+    kept = pd.read_csv(docs / "results" / "optimality" / "first_tokens" / "table.csv")
+    rows = kept.set_index(["rate", "slo", "policy"])
+    page = (docs / "studies.md").read_text()
+    for rate, slo in dict.fromkeys(zip(kept.rate, kept.slo, strict=True)):
+        line = next(x for x in page.splitlines() if x.startswith(f"| {rate:g} | {slo} |"))
+        for cell, policy in zip(line.split(" | ")[2:], ("bros", FIT, "vllm"), strict=True):
+            row = rows.loc[(rate, slo, policy)]
+            for said, number in zip(cell.strip(" |").split(" ± "), row[SHARE], strict=True):
+                digits = len(said.partition(".")[2])
+                assert float(said) == pytest.approx(100 * number, abs=0.51 * 10**-digits)
 
 
 def test_one_seed_is_too_few(capsys):
