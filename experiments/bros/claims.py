@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from twinserve.experiments.bros.headline import OPT, QWEN, TEXTS
+from twinserve.experiments.bros.headline import OPT, QWEN, TEXTS, tell
 from twinserve.experiments.study.claims import Number, Said, claims, rows_of, texts
 from twinserve.experiments.study.verdict import Claim
 
@@ -78,11 +78,9 @@ def preemption_claims(table: pd.DataFrame) -> list[Claim]:
         (ours,) = rows_of(table, profile=profile, policy="preemptive-wait", rate=first.rate)
         for name, said, factor, unit in FIG2:
             mine, theirs = (factor * getattr(row, name) for row in (ours, first))
-            what = f"{said} of preemption against first come, first served, {short(profile)}"
             verdict = getattr(ours, f"{name}_lower").more(whole=getattr(first, name).mean)
-            text = f"{mine} against {theirs} {unit}"
-            what += f", {first.rate:g} requests/s"
-            found.append(Claim.judged("Fig. 2", what, "lower", text, verdict, TEXTS.FIG2))
+            of = {"quantity": said, "model": short(profile), "rate": first.rate, "unit": unit}
+            found.append(tell("preemption", verdict, mine=mine, theirs=theirs, **of))
     return found
 
 
@@ -92,7 +90,6 @@ def overhead_claims(table: pd.DataFrame) -> list[Claim]:
         low, high = (0.0912, 0.0952) if "14b" in profile else (0.0756, 0.0842)
         share = Number(part.share.mean(), part.share_ci.max())
         verdict = share.beside(min(max(share.mean, low), high))
-        what = f"planning over planning and iteration, {short(profile)}"
-        printed, ours = f"{low:.2%} to {high:.2%}", f"{100 * share} %"
-        found.append(Claim.judged("Fig. 13", what, printed, ours, verdict, TEXTS.OVERHEAD, False))
+        of = {"model": short(profile), "low": low, "high": high, "share": share}
+        found.append(tell("overhead", verdict, **of))
     return found

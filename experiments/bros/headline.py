@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.study.claims import Number, Row, rows_of, texts
+from twinserve.experiments.study.claims import Number, Row, rows_of, teller, texts
 from twinserve.experiments.study.verdict import Claim, worst
 from twinserve.sim.sweep.statistics import over_seeds
 
 TEXTS = texts(__file__)
+tell = teller(TEXTS)
 QWEN = ("qwen2.5-14b@a100-40g:tp2", "qwen2.5-32b@a100-40g:tp4")  # of the IEEE version
 OPT = ("opt-13b@a100-40g:tp2", "opt-30b@a100-40g:tp4")
 ACM = (*OPT, "llama-3-70b@a100-80g:tp8")  # of the ACM version
@@ -154,11 +155,11 @@ def _improved(
         verdict = (row.ratio - change).beside(paper, float(not change))
         low = _rows(table, lengths, quantity, baseline, "low").get(version)
         rows |= {} if low is None else {f"{version} up to {LOW:g}/s": low}
-        ours = "; ".join(f"{name}: {_said(each, change)}" for name, each in rows.items())
-        what = f"{NAMES[quantity]}, BROS against {BASELINES[baseline]}, {lengths}"
-        printed = f"{paper:+.2%}" if change else f"x {paper:g}"
-        reason = reasons.get(quantity, reasons.get("tpot_attainment", ""))
-        found.append(Claim.judged(where, what, printed, ours, verdict, reason))
+        of = {"where": where, "quantity": NAMES[quantity], "baseline": BASELINES[baseline]}
+        of |= {"lengths": lengths, "printed": f"{paper:+.2%}" if change else f"x {paper:g}"}
+        of["said"] = "; ".join(f"{name}: {_said(each, change)}" for name, each in rows.items())
+        why = reasons.get(quantity, reasons.get("tpot_attainment", ""))
+        found.append(tell("improved", verdict, why=why, **of))
     return found
 
 
@@ -181,10 +182,9 @@ def _means(table: pd.DataFrame, reason: str) -> list[Claim]:
             continue
         values = {version: getattr(row, column) for version, row in rows.items()}
         verdict = next(iter(values.values())).beside(paper)
-        ours = "; ".join(f"{version}: {100 * value} %" for version, value in values.items())
-        what = f"{NAMES[quantity]} of {BASELINES[policy]}, mean over settings, {lengths}"
-        printed = f"{paper:.2%}"
-        found.append(Claim.judged("Sec. VII-B", what, printed, ours, verdict, reason, False))
+        of = {"quantity": NAMES[quantity], "policy": BASELINES[policy], "lengths": lengths}
+        said = "; ".join(f"{version}: {value:%}" for version, value in values.items())
+        found.append(tell("means", verdict, why=reason, paper=paper, said=said, **of))
     return found
 
 
@@ -194,10 +194,8 @@ def nobody_in_time(table: pd.DataFrame, reason: str) -> Claim:
     rows = _rows(table, "sharegpt", "ttft_attainment", "vllm-v0")
     first = next(iter(rows.values()))
     share, half = (of / first.settings.mean for of in (first.left_out.mean, first.left_out.half))
-    ours = "; ".join(f"{v}: {row.left_out} of {row.settings:.0f}" for v, row in rows.items())
-    what = "settings in which vLLM keeps no TTFT objective, sharegpt"
-    verdict = Number(share, half).beside(8 / 15)
-    return Claim.judged("Sec. 7.2.2 (ACM)", what, "8 of 15", ours, verdict, reason, False)
+    said = "; ".join(f"{v}: {row.left_out} of {row.settings:.0f}" for v, row in rows.items())
+    return tell("in_time", Number(share, half).beside(8 / 15), said=said, why=reason)
 
 
 def _tgi(table: pd.DataFrame) -> list[Claim]:
@@ -207,9 +205,9 @@ def _tgi(table: pd.DataFrame) -> list[Claim]:
     for baseline in TGI:
         for quantity, paper, sign in (("normalized_ms", "lower", -1), ("rt_rps", "higher", 1)):
             rows = _rows(table, "sharegpt", quantity, baseline)
-            ours = "; ".join(f"{v}: {100 * (row.ratio - 1)} %" for v, row in rows.items())
+            said = "; ".join(f"{v}: {row.ratio - 1:%}" for v, row in rows.items())
             words = ((sign * (row.ratio - 1)).more() for row in rows.values())
-            what = f"{NAMES[quantity]}, BROS against TGI (`{baseline}`), sharegpt"
-            printed, reason = f"{paper}, curves only", TEXTS.PURE[quantity]
-            found.append(Claim.judged("Fig. 11", what, printed, ours, worst(*words), reason))
+            of = {"quantity": NAMES[quantity], "baseline": baseline, "printed": paper}
+            why = TEXTS.PURE[quantity]
+            found.append(tell("tgi", worst(*words), said=said, why=why, **of))
     return found

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from twinserve.experiments.study.runs import column
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.profile import Profile, derive_profile, save_profile
@@ -31,6 +32,14 @@ HOST_BYTES_PER_GPU = 2048e9 / 8
 LONGEST_SHAREGPT = 2300  # prompt and output together
 MODELS = {"llama-2-7b": 1, "yi-34b-200k": 2, "llama-3.1-70b": 4}  # degree of tensor parallelism
 
+COLUMNS = {
+    "ttft_s": "classes.rt.mean_ttft_ms / 1000",
+    "ttft_p99_s": "classes.rt.p99_ttft_ms / 1000",
+    "tpot_s": "classes.rt.mean_tpot_ms / 1000",
+    "tokens_per_s": "classes.rt.output_throughput",
+    "recomputes": "kv.preemptions.recompute",
+}
+KEPT = {what: f"classes.rt.{what or 'slo_'}attainment" for what in ("", "ttft_", "tpot_")}
 VLLM = "vllm-v0"  # 0.5.5
 SAVABLE = "layerkv:savable_only=true"
 UNBOUND = "layerkv:max_parked=none"  # nothing but Algorithm 1 and the host's memory
@@ -103,43 +112,27 @@ def serve(
     allreduce  factor on the rate at which all-reduces alone go over the link
     """
     profile = testbed(model, tp, longest, memory, link, allreduce)
-    settings = dict(
-        trace=lengths,
-        rate=rate,
-        requests=requests,
-        seed=seed,
-        slo=f"ttft={TTFT_S:g},tpot={tpot_s:g}",
-    )
-    settings["pcie_contention"] = contention
+    settings = {"trace": lengths, "rate": rate, "requests": requests, "seed": seed}
+    settings |= {"slo": f"ttft={TTFT_S:g},tpot={tpot_s:g}", "pcie_contention": contention}
     if not lengths.startswith("fixed:"):
         settings["cap_length"] = LONGEST_SHAREGPT
     host = int(HOST_BYTES_PER_GPU * tp // (profile.kv_bytes_per_token * profile.block_tokens))
+    settings |= {"policy": (policy,), "host_blocks": host, **PAPERS_ENGINE}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "testbed.json"
         save_profile(profile, file)
-        inputs = resolve(
-            SimulationConfig(
-                policy=(policy,), profile=str(file), host_blocks=host, **PAPERS_ENGINE, **settings
-            )
-        )
+        inputs = resolve(SimulationConfig(profile=str(file), **settings))
     simulation = Simulation(inputs, inputs.policies[0])
     watch = Watch(simulation)
     run = run_simulation(simulation)
-    rt, kv = run.summary["classes"]["rt"], run.summary["kv"]
     rows = run.rows.requests
+    found = {name: column(run, text) for name, text in COLUMNS.items()}
     queued = (rows.first_scheduled_s - rows.arrival_s).mean()
-    ttft = rt["mean_ttft_ms"] / 1e3
     return {
-        "ttft_s": ttft,
-        "ttft_p99_s": rt["p99_ttft_ms"] / 1e3,
-        "tpot_s": rt["mean_tpot_ms"] / 1e3,
+        **found,
         "queueing_s": queued,
-        "prefill_s": ttft - queued,
-        "tokens_per_s": rt["output_throughput"],
-        "violations": 1.0 - rt["slo_attainment"],
-        "ttft_violations": 1.0 - rt["ttft_attainment"],
-        "tpot_violations": 1.0 - rt["tpot_attainment"],
-        "recomputes": kv["preemptions"]["recompute"],
+        "prefill_s": found["ttft_s"] - queued,
+        **{f"{what}violations": 1.0 - column(run, of) for what, of in KEPT.items()},
         "kv_blocks": profile.num_gpu_blocks,
         **watch.found(),
     }

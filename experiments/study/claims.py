@@ -95,16 +95,15 @@ def texts(module: str, file: str = "texts.yaml") -> SimpleNamespace:
     return SimpleNamespace(**{name: whole(text) for name, text in found.items()})
 
 
-def teller(said: SimpleNamespace) -> Callable[..., Claim]:
-    """Makes claims whose words are data: said.CLAIMS has `where`, `what`, `paper`, `ours` and `why`
+def teller(data: SimpleNamespace) -> Callable[..., Claim]:
+    """Makes claims whose words are data: data.CLAIMS has `where`, `what`, `paper`, `ours` and `why`
     of each, with names of a row, or of what is given, in braces; {NAME:%} is in per cent."""
 
     def tell(name: str, verdict: Verdict, row: Row | None = None, **named: Any) -> Claim:
         known = {} if row is None else vars(row)
-        words = said.CLAIMS[name] | {n: named[n] for n in ("why", "directed") if n in named}
-        what, paper, ours = (words[n].format_map(known | named) for n in ("what", "paper", "ours"))
-        why, directed = words["why"], words.get("directed", True)
-        return Claim.judged(words["where"], what, paper, ours, verdict, why, directed)
+        words = data.CLAIMS[name] | {n: named[n] for n in ("why", "directed") if n in named}
+        said = [words[n].format_map(known | named) for n in ("where", "what", "paper", "ours")]
+        return Claim.judged(*said, verdict, words["why"], words.get("directed", True))
 
     return tell
 
