@@ -191,21 +191,45 @@ def test_every_source_and_problem_is_in_the_tables(out):
     assert "not run" not in (out / "tables.md").read_text()
 
 
-FIT, SHARE = "bros:chunk=fit", ["share", "share_ci"]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def kept(figure: str, *by: str) -> pd.DataFrame:
+    return pd.read_csv(DOCS / "results" / "optimality" / figure / "table.csv").set_index(list(by))
+
+
+def page_rows(section: str) -> list[list[str]]:
+    """Cells of the table in a section of the page, without its head."""
+    text = (DOCS / "studies.md").read_text().partition(f"### {section}\n")[2].partition("\n### ")[0]
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:1] == "|"]
+    return [line for line in lines[2:] if "**" not in line[0]]
+
+
+def said(cell: str, row: pd.Series, name: str) -> None:
+    """The cell has the mean and its interval, per cent, to the digits that it shows."""
+    for text, number in zip(cell.split(" ± "), row[[name, f"{name}_ci"]], strict=True):
+        digits = len(text.partition(".")[2])
+        assert float(text) == pytest.approx(100 * number, abs=0.51 * 10**-digits), (cell, name)
+
+
+def test_single_steps_on_the_page_are_the_kept_ones():
+    table = kept("iterations", "source", "problem")
+    rows = page_rows("Single steps")
+    for steps, problem, n, loses, gap in rows:
+        row = table.loc[("random" if "random" in steps else steps.removeprefix("runs, "), problem)]
+        assert n == f"{row.iterations:,.0f}"
+        said(loses, row, "loses_more")
+        said(gap, row, "gap_mean")
+    assert len(rows) == 6
 
 
 def test_first_tokens_on_the_page_are_the_kept_ones():
-    docs = Path(__file__).parents[2] / "docs"
-    kept = pd.read_csv(docs / "results" / "optimality" / "first_tokens" / "table.csv")
-    rows = kept.set_index(["rate", "slo", "policy"])
-    page = (docs / "studies.md").read_text()
-    for rate, slo in dict.fromkeys(zip(kept.rate, kept.slo, strict=True)):
-        line = next(x for x in page.splitlines() if x.startswith(f"| {rate:g} | {slo} |"))
-        for cell, policy in zip(line.split(" | ")[2:], ("bros", FIT, "vllm"), strict=True):
-            row = rows.loc[(rate, slo, policy)]
-            for said, number in zip(cell.strip(" |").split(" ± "), row[SHARE], strict=True):
-                digits = len(said.partition(".")[2])
-                assert float(said) == pytest.approx(100 * number, abs=0.51 * 10**-digits)
+    table = kept("first_tokens", "rate", "slo", "policy")
+    rows = page_rows("First tokens")
+    for rate, slo, *cells in rows:
+        for cell, policy in zip(cells, ("bros", "bros:chunk=fit", "vllm"), strict=True):
+            said(cell, table.loc[(float(rate), slo, policy)], "share")
+    assert len(rows) == 4
 
 
 def test_one_seed_is_too_few(capsys):
