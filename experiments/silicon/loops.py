@@ -140,15 +140,10 @@ def _choice(name: str, form: StepTimes) -> Choice:
 
 def _named(point: Point, form: str, start: str) -> dict[str, Any]:
     """The point as it was published, and how it is simulated."""
+    names = ("model", "gpu", "tp", "ep", "input", "output", "concurrency")
     return {
         "point": point.name,
-        "model": point.model,
-        "gpu": point.gpu,
-        "tp": point.tp,
-        "ep": point.ep,
-        "input": point.input,
-        "output": point.output,
-        "concurrency": point.concurrency,
+        **{name: getattr(point, name) for name in names},
         "scheduling": "asynchronous" if point.asynchronous else "synchronous",
         "form": form,
         "start": start,

@@ -217,7 +217,7 @@ SIZES: [1, 2]
     assert said.SIZES == (1, 2) and said.CLAIMS["kept"]["why"] == "too small"
     (row,) = rows_of(pd.DataFrame([{"policy": "a", "kept": 0.25, "kept_ci": 0.01}]))
     claim = teller(said)("kept", row.kept.above(0.5), row)
-    assert (claim.what, claim.ours, claim.why) == ("kept, a", "25 ± 1 %", "too small")
+    assert (claim.what, claim.ours, claim.why) == ("kept, a", "25.0 ± 1.0 %", "too small")
     assert claim.directed and not teller(said)("kept", "agrees", row, directed=False).directed
 
 
