@@ -3,10 +3,12 @@ that is wrong."""
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.profiles import configs
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.composition import decode_work
 from twinserve.profiles.forms.bros import BrosLinearModel
@@ -29,67 +31,13 @@ def test_kv_bytes():
     assert spec.rank_kv_bytes_per_token(16) * 16 == 2 * spec.kv_bytes_per_token
 
 
-def _config(**changes):
-    config = {
-        "model_type": "qwen2", "hidden_size": 5120, "num_hidden_layers": 48,
-        "num_attention_heads": 40, "num_key_value_heads": 8, "intermediate_size": 13824,
-        "vocab_size": 152064, "max_position_embeddings": 131072, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }  # fmt: skip
-    return {k: v for k, v in {**config, **changes}.items() if v is not None}
+CATALOGUED = ("qwen2.5-14b", "qwen3-14b", "opt-13b", "mixtral-8x7b", "qwen3-30b-a3b")
 
 
-def test_a_config_json_gives_the_catalogued_spec(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(_config()))
-    assert read_config(path, "qwen2.5-14b") == find_model("qwen2.5-14b")
-    qwen3 = _config(
-        model_type="qwen3",
-        num_hidden_layers=40,
-        intermediate_size=17408,
-        vocab_size=151936,
-        max_position_embeddings=40960,
-        head_dim=128,
-    )
-    assert read_config(qwen3, "qwen3-14b") == find_model("qwen3-14b")
-    opt = _config(
-        model_type="opt",
-        num_hidden_layers=40,
-        num_key_value_heads=None,
-        intermediate_size=None,
-        ffn_dim=20480,
-        vocab_size=50272,
-        max_position_embeddings=2048,
-        tie_word_embeddings=None,
-        torch_dtype="float16",
-    )
-    assert read_config(opt, "opt-13b") == find_model("opt-13b")
-    mixtral = _config(
-        model_type="mixtral",
-        hidden_size=4096,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        intermediate_size=14336,
-        vocab_size=32000,
-        max_position_embeddings=32768,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-    )
-    assert read_config(mixtral, "mixtral-8x7b") == find_model("mixtral-8x7b")
-    qwen3_moe = _config(
-        model_type="qwen3_moe",
-        hidden_size=2048,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        head_dim=128,
-        intermediate_size=6144,
-        moe_intermediate_size=768,
-        vocab_size=151936,
-        max_position_embeddings=262144,
-        num_experts=128,
-        num_experts_per_tok=8,
-    )
-    assert read_config(qwen3_moe, "qwen3-30b-a3b") == find_model("qwen3-30b-a3b")
+@pytest.mark.parametrize("name", CATALOGUED)
+def test_a_config_json_gives_the_catalogued_spec(name):
+    file = Path(configs.__file__).with_name(f"{name}.json")
+    assert read_config(file, name) == find_model(name)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +52,8 @@ def test_a_config_json_gives_the_catalogued_spec(tmp_path):
 )
 def test_a_bad_config_is_one_clear_line(changes, words):
     with pytest.raises(ProfileError, match=words) as raised:
-        read_config(_config(**changes))
+        given = {**configs.config("qwen2.5-14b"), **changes}
+        read_config({k: v for k, v in given.items() if v is not None})
     assert "\n" not in str(raised.value)
 
 

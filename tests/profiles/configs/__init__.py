@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 
-def _config(name: str) -> dict:
+def config(name: str) -> dict:
     return json.loads(Path(__file__).with_name(f"{name}.json").read_text(encoding="utf-8"))
 
 
-DEEPSEEK_V3, GEMMA_3, GPT_OSS = map(_config, ("deepseek_v3", "gemma_3", "gpt_oss"))
-LLAMA, MINIMAX, NEMO = map(_config, ("llama", "minimax", "nemo"))
-PHI_2, SCOUT = map(_config, ("phi_2", "scout"))
+DEEPSEEK_V3, GEMMA_3, GPT_OSS = map(config, ("deepseek_v3", "gemma_3", "gpt_oss"))
+LLAMA, MINIMAX, NEMO = map(config, ("llama", "minimax", "nemo"))
+PHI_2, SCOUT = map(config, ("phi_2", "scout"))
