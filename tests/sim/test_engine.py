@@ -1,5 +1,5 @@
 """The engine process: idling and waking, arrivals that cut runs, replicas on one clock, the
-watchdog, decision overhead. Transfers are in test_pcie.py."""
+watchdog, decision overhead. `--cold-start`. Transfers are in test_pcie.py."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from pandas.testing import assert_frame_equal
 
+from tests.parameters import SOME_POLICIES, mostly_nightly
 from tests.sim.harness import Affine, Toy, build, hybrid, same_rows, simulate
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.policies.plan import StepPlan
+from twinserve.policies.registry import policy_names
 from twinserve.sim.engine.clock import BEFORE_STEPS, PLANS, STEPS, Clock
 from twinserve.sim.engine.loop import NoProgressError
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.run import simulate as simulated
 from twinserve.traces.workload import BestEffortPool, Workload
 
 STEP = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)  # every step takes a second
@@ -293,3 +298,37 @@ def test_measured_overhead_is_the_time_that_planning_took(monkeypatch):
     monkeypatch.setattr("twinserve.sim.engine.loop.time.perf_counter", lambda: float(next(ticks)))
     sim = simulate(Workload.build([0.0], [8], [3]), model=STEP, overhead=None)
     assert sim.steps.end_s.tolist() == [1.125, 2.25, 3.375]
+
+
+# far apart: nobody waits for anybody, so nothing else changes
+APART = {"trace": "fixed:400,30", "rate": 0.01, "requests": 6, "seed": 3}
+
+
+def steps_and_requests(**settings):
+    (result,) = simulated(SimulationConfig(**{**APART, **settings})).values()
+    return result.rows.steps, result.rows.requests
+
+
+@pytest.mark.parametrize("policy", mostly_nightly(policy_names(), *SOME_POLICIES))
+def test_the_first_step_takes_that_much_longer(policy):
+    warm, _ = steps_and_requests(policy=(policy,))
+    cold, requests = steps_and_requests(policy=(policy,), cold_start=0.4)
+    longer = (cold.end_s - cold.start_s) - (warm.end_s - warm.start_s)
+    assert longer[0] == pytest.approx(0.4) and np.allclose(longer[1:], 0, atol=1e-9)
+    ttft = requests.first_token_s - requests.arrival_s
+    assert ttft[0] == pytest.approx(ttft[1] + 0.4)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_each_engine_has_its_own(replicas):
+    _, requests = steps_and_requests(cold_start=2.0, replicas=replicas, rate=1e6)
+    ttft = requests.first_token_s - requests.arrival_s
+    assert (ttft > 2.0).all() and requests.replica.nunique() == replicas
+
+
+def test_steps_at_once_are_those_of_single_steps():
+    same = {"cold_start": 0.7, "rate": 20.0, "requests": 60}
+    for table, exact in zip(
+        steps_and_requests(**same), steps_and_requests(exact=True, **same), strict=True
+    ):
+        assert_frame_equal(table, exact, check_exact=True)
