@@ -14,7 +14,6 @@ from twinserve.policies.base import EngineLimits
 from twinserve.policies.kv.base import LedgerError
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.policies.plan import DEVICE, HOST, Hold
-from twinserve.policies.registry import policy_names
 from twinserve.policies.requests import RequestTable
 
 ROWS, LAYERS, BLOCKS, ROOM = 6, 4, 12, 10
@@ -328,16 +327,3 @@ def test_for_others_it_is_a_paged_memory(policy, case):
     ]
     for one, other in zip(*rows, strict=True):
         pd.testing.assert_frame_equal(one, other, check_exact=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", [name for name in policy_names() if name != "layerkv"])
-@examples(6, suppress_health_check=list(HealthCheck))
-@given(case=workloads())
-def test_every_policy_runs_on_it(policy, case):
-    workload, blocks, host = case
-    fast = simulate(workload, policy, blocks, host=host, limits=LIMITS)
-    exact = simulate(workload, policy, blocks, host=host, limits=LIMITS, fast=False, check=True)
-    for one, other in zip(fast[:3], exact[:3], strict=True):
-        pd.testing.assert_frame_equal(one, other, check_exact=True)
-    assert fast[2].finished.all()
