@@ -53,6 +53,25 @@ def test_the_lowest_row_gives_up_its_spare_copies_first():
     assert not board.swap_out("a")
 
 
+def test_copies_of_what_the_device_has_lost_make_no_room():
+    board = Board(blocks=3, host_blocks=2, size=2)
+    assert board.admit("a", 4) and board.admit("b", 2)
+    board.step()
+    assert board.admit("A", 4)
+    board.step()
+    board.free("A")
+    assert board.grow("a", 4)  # on both sides; the host is full
+    board.step()
+    assert board.admit("B", 2)
+    assert board.missing_tokens("a") == 2
+    board.step()
+    assert board.swap_out("b")  # takes the room of the other two
+    board.free("B")
+    board.step()
+    assert board.grow("a", 4)
+    assert board.moves() == ["a to device 2: 0[0:2]"]
+
+
 def test_a_part_moves_beside_a_running_real_time_row_if_it_just_fits():
     board = Board(blocks=2)
     assert board.admit("A", 3) and board.admit("B", 3)
