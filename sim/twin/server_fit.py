@@ -275,5 +275,5 @@ def _most_under_way(served: Served) -> int:
     end = begin + served.latencies["e2el"]
     known = ~np.isnan(end)
     began = np.arange(1, int(known.sum()) + 1)
-    ended = np.searchsorted(np.sort(end[known]), np.sort(begin[known]))
+    ended = np.searchsorted(np.sort(end[known]), np.sort(begin[known]), "right")
     return int((began - ended).max(initial=1))

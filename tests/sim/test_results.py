@@ -320,6 +320,7 @@ def test_what_is_written_reads_as_the_run(runs, tmp_path):
     assert np.array_equal(theirs.prompt_tokens, ours.prompt_tokens)
     assert theirs.arrival_s == pytest.approx(ours.arrival_s)
     assert found.stated["mean_ttft_ms"] == runs["vllm"].summary["mean_ttft_ms"]
+    assert found.gaps_s is None and "even" in found.notices[0]  # of a request, in the file
 
 
 def test_a_request_that_was_not_served_has_no_times_and_says_why(tmp_path):

@@ -36,7 +36,7 @@ AT_ONCE = "inf"  # the request_rate of requests that are all due at once
 SETTINGS = tuple(
     (
         "date endpoint_type backend label model_id tokenizer_id num_prompts request_rate "
-        "burstiness max_concurrency ramp_up_strategy generated_texts rps_change_events "
+        "burstiness max_concurrency ramp_up_strategy generated_texts policy rps_change_events "
         "request_goodput spec_decode_per_position_acceptance_rates"
     ).split()
 )
@@ -57,6 +57,9 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     if "input_lens" not in content:
         notices.append("no single requests: run vllm bench serve with --save-detailed for them")
         return measured(NAME, Rows(path, []), stated=stated, notices=notices)
+    made = content.get("backend") == "twinserve"
+    if made:
+        notices.append("of simulate --bench-json: gaps within a request are even there, so no ITL")
     columns, where = lists(content, path, COLUMNS, "input_lens")
     limit = _limit(content, path)
     fields = {name: Field(name, values) for name, values in columns.items()}
@@ -73,7 +76,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         output_tokens=fields.get("output_lens"),
         ttft_s=fields.get("ttfts"),
         e2el_s=fields.get("latencies"),
-        gaps_s=fields.get("itls"),
+        gaps_s=None if made else fields.get("itls"),
         errors=[str(error or "") for error in columns.get("errors", [""] * len(where))],
         stated=stated,
         notices=notices + _told(stated.get("request_rate"), limit, columns),
