@@ -46,22 +46,6 @@ class Clock:
         """The engine has made a step: that took its own time."""
 
 
-class StepClock(Clock):
-    """Every step takes `step_s` seconds: the same requests meet the same steps on any machine."""
-
-    def __init__(self, step_s: float) -> None:
-        self._now, self._step_s = 0.0, step_s
-
-    def __call__(self) -> float:
-        return self._now
-
-    def jump(self, to_s: float) -> None:
-        self._now = max(self._now, to_s)
-
-    def stepped(self) -> None:
-        self._now += self._step_s
-
-
 class Counted:
     """A method of `owner` with its calls; `seen` is given what each returned."""
 
@@ -130,13 +114,6 @@ class Served:
         if output.total_num_scheduled_tokens:
             self._tokens.append(output.total_num_scheduled_tokens)
             self._requests.append(len(output.num_scheduled_tokens))
-
-    @property
-    def policy_blocks(self) -> int:
-        """KV blocks that the policy has."""
-        if self.case.policy is None:
-            return self.engine.num_blocks
-        return self.engine.scheduler.decider.core.ledger.num_blocks
 
     def warm_up(self, flood: Flood) -> None:
         """A small flood: kernels are prepared, tables have grown."""

@@ -223,6 +223,17 @@ def test_single_steps_on_the_page_are_the_kept_ones():
     assert len(rows) == 6
 
 
+def test_whole_runs_on_the_page_are_the_kept_ones():
+    table = kept("deadlines", "slo", "problem")
+    columns = ("ttft_both", "ttft_this_only", "ttft_bros_only", "tokens_bros_only", "be_tokens")
+    rows = page_rows("Whole runs")
+    for slo, problem, *cells in rows:
+        row = table.loc[(slo, "split prompts" if "chunk=256" in problem else problem)]
+        for cell, name in zip(cells, columns, strict=True):
+            said(cell, row, name)
+    assert len(rows) == 5 and set(table.requests) == {78}
+
+
 def test_first_tokens_on_the_page_are_the_kept_ones():
     table = kept("first_tokens", "rate", "slo", "policy")
     rows = page_rows("First tokens")

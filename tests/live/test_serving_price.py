@@ -24,16 +24,35 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def runs(vllm, tmp_path_factory) -> dict[str, dict]:
-    from twinserve.experiments.serving.served import Served, StepClock
+    from twinserve.experiments.serving.served import Clock, Served
+
+    class StepClock(Clock):
+        """Every step takes STEP_S seconds: the same steps on any machine."""
+
+        now = 0.0
+
+        def __call__(self) -> float:
+            return self.now
+
+        def jump(self, to_s: float) -> None:
+            self.now = max(self.now, to_s)
+
+        def stepped(self) -> None:
+            self.now += STEP_S
+
+    def blocks(served: Served) -> int:
+        if served.case.policy is None:
+            return served.engine.num_blocks
+        return served.engine.scheduler.decider.core.ledger.num_blocks
 
     found, folder = {}, tmp_path_factory.mktemp("model")
     for first, *others in (["stock"], ["vllm", "fit", "reserve"], ["swapping"], ["full"]):
         engine = Engine(blocks=64)
-        with Served(CASES[first], engine, folder / first, StepClock(STEP_S)) as served:
+        with Served(CASES[first], engine, folder / first, StepClock()) as served:
             for name in (first, *others):
                 if name != first:
                     served.serve(CASES[name])
-                found[name] = {**served.run(FLOOD, 1), "blocks": served.policy_blocks}
+                found[name] = {**served.run(FLOOD, 1), "blocks": blocks(served)}
     return found
 
 
