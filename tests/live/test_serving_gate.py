@@ -111,7 +111,7 @@ def test_whose_request_it_is(file, headers, name):
         ("default: {slo_tpot_s: .inf}", "default.slo_tpot_s: "),
         ("default: {applications: 1}", "default.applications: "),
         ("header: X Client", "header: "),
-        ("clients: {a: {priority: -1}}", "clients.a: nothing says"),
+        ("clients: {a: {priority: -1}}", "clients.a: no field says"),
         ("clients: {a: {header: [a]}}", "clients.a.header: the file names no header"),
         ("clients: {a: {key_sha256: [secret]}}", "clients.a.key_sha256: "),
         (f"clients: {{a: {{key_sha256: {KEY}}}}}", "clients.a.key_sha256: "),

@@ -235,5 +235,5 @@ def test_a_fleets_order_cannot_be_corrected():
     from twinserve.policies.base import EngineLimits
 
     policy = parse_policy("justitia:correct=true").build(EngineLimits(max_num_seqs=4))
-    with pytest.raises(PolicyError, match="drop it there"):
+    with pytest.raises(PolicyError, match="drop correct=true"):
         policy.fleet_order()

@@ -125,7 +125,7 @@ def test_an_objective_that_no_load_keeps(capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--slo", "ttft < 1 s"), "Write a percentile"),
+        (("--slo", "ttft < 1 s"), "write a percentile"),
         ((), "give --slo"),
         (("--slo", "ttft p90 < 1 s", "--load", "0.5"), "--load sets the rate"),
         (("--slo", "ttft p90 < 1 s", "--pool", "8"), "--pool"),

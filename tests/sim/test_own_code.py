@@ -86,7 +86,7 @@ def test_a_run_with_a_changed_reader_is_refused(folder, capsys):
     assert said(capsys, "simulate", "--config", "run/run.json", "-q")[0] == 0
     (folder / "own.py").write_text(f"{READER}\n# changed")
     code, shown = said(capsys, "simulate", "--config", "run/run.json")
-    assert code == cli.BAD_INPUT and shown.startswith("error: format own.py:Gateway: its file is")
+    assert code == cli.BAD_INPUT and shown.startswith("error: format own.py:Gateway: its file has")
     assert said(capsys, "simulate", "--config", "run/run.json", *words[2:], "-q")[0] == 0
 
 

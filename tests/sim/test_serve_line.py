@@ -319,7 +319,7 @@ def test_files_of_each_kind(name, text, expected, tmp_path):
         ("a.sh", "docker run --gpus 1 vllm/vllm-openai:v0.20.0 --model q/a -tp 2", "gives 1"),
         ("a.sh", "docker run vllm/vllm-openai:v0.28.0 --model q/a --swap-space 1", "no more"),
         ("a.sh", "vllm serve --port 80", "names no model"),
-        ("a.sh", "vllm serve q/a --config more.yaml", "more.yaml: this file is not there"),
+        ("a.sh", "vllm serve q/a --config more.yaml", "more.yaml: there is no such file"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_one_server_is_refused_in_one_line(name, text, said, tmp_path):

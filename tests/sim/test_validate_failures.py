@@ -91,7 +91,7 @@ def test_where_all_fail_nothing_is_written(engines, tmp_path, capsys):
 def test_drawn_drafts_are_refused_before_an_engine_is_built(engines, capsys):
     assert run("-p", "vllm", "--speculate", "k=3,method=ngram,acceptance=0.5") != 0
     said = capsys.readouterr().err
-    assert said.startswith("error: --speculate: the engine carries out") and said.count("\n") == 1
+    assert said.startswith("error: --speculate: the engine executes") and said.count("\n") == 1
     assert engines == []
 
 

@@ -63,7 +63,7 @@ def test_cap_length_cuts_prompts_to_make_room():
     assert c.output_tokens.tolist() == [10, 50, 502, 256]
     assert c.provenance.transforms == ("cap-length(512: 3 rows cut)",)
     transform.check_fits(c, 512)
-    with pytest.raises(WorkloadError, match=r"request r1 \(row 2\).*3 of 4 rows.*--cap-length 512"):
+    with pytest.raises(WorkloadError, match=r"3 of 4 rows.*request r1 \(row 2\).*--cap-length 512"):
         transform.check_fits(w, 512)
 
 
