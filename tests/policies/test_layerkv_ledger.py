@@ -4,7 +4,7 @@ a policy that knows nothing of layers it is a paged memory."""
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
@@ -132,7 +132,13 @@ def test_cells_are_conserved(ops):
     assert ledger.usage().host_tokens == 0 and ledger.usage().real_time == 0
 
 
+# A row that is swapped out in a try, and one that comes back in it, from before it or from within.
+SWAPPED = [("admit", 0, 7), ("compute", 0, 0), ("swap", 0, 0)]
+
+
 @examples(100)
+@example(SWAPPED[:2], SWAPPED[2:], 0)
+@example(SWAPPED, SWAPPED[2:] * 2, 1)
 @given(operations, operations, st.integers(0, 40))
 def test_a_try_that_is_rolled_back_leaves_no_trace(before, tried, inner):
     ledger = ledger_of()
@@ -184,6 +190,11 @@ def test_the_auditor_sees_a_lost_cell():
     assert ledger.admit_layers(0, 9, 2)
     ledger.host.reserve(0, 1)
     with pytest.raises(LedgerError, match="row 0 holds 7 cells of 4 tokens in one layer, not 6"):
+        ledger.check()
+    ledger = ledger_of()
+    assert ledger.admit_layers(0, 9, 2)
+    ledger._rt_cells += 1
+    with pytest.raises(LedgerError, match="the count of real-time cells is off"):
         ledger.check()
 
 
@@ -272,6 +283,16 @@ def test_without_room_on_the_host_nothing_leaves():
     ledger.check()
 
 
+def test_rows_grow_together_into_the_last_cells():
+    """A block of both takes four cells and two here, and two on the host: all that there is."""
+    ledger = ledger_of(blocks=6, host=2)  # 24 and 8 cells
+    assert ledger.admit(0, 12) and ledger.admit_layers(1, 12, 2)
+    assert (ledger.free_cells, ledger.free_host_cells) == (6, 2)
+    assert ledger.grow_all(np.array([0, 1]), np.array([16, 16]))
+    assert (ledger.free_cells, ledger.free_host_cells) == (0, 0)
+    assert not ledger.grow_all(np.array([1]), np.array([17]))
+
+
 def test_misuse_is_named():
     ledger = ledger_of()
     assert ledger.admit_layers(0, 8, 2)
@@ -281,6 +302,8 @@ def test_misuse_is_named():
         ledger.offload(0, 3)
     with pytest.raises(LedgerError, match="row 0: 3 layers are to come back, 2 are on the host"):
         ledger.onload(0, 3)
+    with pytest.raises(LedgerError, match="row 0: 0 layers are to come back"):
+        ledger.onload(0, 0)
     with pytest.raises(LedgerError, match="5 of 4 layers on the device"):
         ledger.admit_layers(1, 4, 5)
     with pytest.raises(LedgerError, match="the order of layers changes"):
