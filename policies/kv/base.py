@@ -225,9 +225,6 @@ class KvLedger(ABC):
         """Return for how many steps, at most `limit`, free memory lets all `rows` decode one token
         each. Steps count from computed_tokens. Memory granted for the step being planned counts as
         granted.
-
-        Counted from computed_tokens; memory already granted for the step being planned counts as
-        granted.
         """
         free = self.free_blocks
         if len(rows) * -(-limit // self.block_tokens) <= free:
@@ -244,8 +241,6 @@ class KvLedger(ABC):
     def extend(self, rows: np.ndarray, steps: int) -> None:
         """Give each row room for `steps` decode tokens beyond computed_tokens, as counted before
         the growth. Raises LedgerError beyond what `decode_steps` promised.
-
-        Only up to what `decode_steps` promised. Raises LedgerError beyond it.
         """
 
     @property

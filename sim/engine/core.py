@@ -114,10 +114,6 @@ class EngineCore:
         """Add a request and return its row; `values` as for RequestTable.submit. The policy hears
         of the request at the next plan, when the table is as the last step left it. In the middle
         of a step the policy would see running requests as they were at its begin.
-
-        The policy hears of it at the next plan, when the table is as the last step left it: in the
-        middle of a step, or of a run of steps, it would see its running requests as they were when
-        that began.
         """
         row = self.requests.submit(request_id, **values)
         self.active += 1

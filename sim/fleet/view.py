@@ -71,8 +71,6 @@ class Signals:
     by number, so that runs with one seed lose the same ones. Times are seconds, shares 0 to 1. All
     zero: the router sees the present.
 
-    Seconds, and shares of 0 to 1. All zero: what is true now.
-
     age_s         from a measurement of a replica to its arrival at the router
     interval_s    replicas are measured at multiples of this; 0: always
     lost          share of measurements that never arrive; needs an interval
