@@ -188,8 +188,11 @@ def simulate(
     if bench_json is not None:
         write_bench(bench_json, results)
     if as_json:
-        summaries = [(label, result.summary) for label, result in results.items()]
-        sys.stdout.write(printed_runs(summaries))
+        found = [
+            (label, {**result.summary, "notices": result.config["notices"]})
+            for label, result in results.items()
+        ]
+        sys.stdout.write(printed_runs(found))
     else:
         said = [*inputs.notices, *(n for r in results.values() for n in r.config["notices"])]
         notes = [*dict.fromkeys(said), *notes_of(results)]

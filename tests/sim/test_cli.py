@@ -403,6 +403,9 @@ def test_json_is_the_summary_and_policies_share_a_table(capsys, trace):
     code, out, err = run(capsys, simulate_main, "--trace", trace, "--json")
     (one,) = json.loads(out)["runs"]
     assert code == 0 and err == "" and one["label"] == "vllm" and one["completed"]
+    assert one["notices"] == []
+    _, out, _ = run(capsys, simulate_main, "--trace", trace, "--json", "--engine-version", "0.19")
+    assert "KV blocks are derived" in json.loads(out)["runs"][0]["notices"][0]
     code, out, _ = run(
         capsys, simulate_main, "--trace", trace, "--json", "-p", "vllm", "-p", "bros"
     )
