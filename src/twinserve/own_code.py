@@ -110,7 +110,9 @@ def check_class(where: str, found: Any, base: type) -> None:
     if lacks := sorted(found.__abstractmethods__):
         raise RegistryError(f"{where} lacks {', '.join(lacks)}")
     for name in sorted(base.__abstractmethods__):
-        given = inspect.signature(getattr(base, name)).parameters
+        if not callable(method := getattr(base, name)):  # a property
+            continue
+        given = inspect.signature(method).parameters
         try:
             inspect.signature(getattr(found, name)).bind(*given)
         except TypeError:
