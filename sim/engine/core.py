@@ -83,6 +83,11 @@ class EngineCore:
         self._publishes = asynchronous and ledger.prefix_caching
 
     @property
+    def where_to_look(self) -> str:
+        """Return what finds the fault of a user's own policy; nothing for others."""
+        return "; twinserve.check_policy names the first plan that is wrong" if self._own else ""
+
+    @property
     def under_way(self) -> bool:
         """Return whether a step has begun whose outcome is not booked. The table shows that step
         ahead of time."""
@@ -279,6 +284,11 @@ class EngineCore:
             self._tell_arrivals()
         view = SystemView(now, requests, self.ready_s, self._under_way_rows, self.draining)
         plan = self.policy.plan(view, self.ledger)
+        if self._own and not isinstance(plan, StepPlan):
+            raise PolicyError(
+                f"policy {self.policy.name!r} at {now:.6f} s: plan returned "
+                f"{type(plan).__name__}, not a StepPlan; return the plan that it made"
+            )
         if self._own and not (np.asarray(plan.tokens) > 0).all():
             row = plan.rows[np.argmin(plan.tokens)]
             raise PolicyError(

@@ -325,6 +325,7 @@ class Engine:
             f"{ledger.free_blocks} of {ledger.num_blocks} KV blocks are free; the first is "
             f"{head.id!r} with "
             f"{head.known_tokens} tokens ({-(-head.known_tokens // ledger.block_tokens)} blocks)"
+            f"{self.core.where_to_look}"
         )
 
     # -- run ---------------------------------------------------------------------------------------

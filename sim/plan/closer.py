@@ -110,6 +110,7 @@ def farthest(size: Size, n: int) -> int:
 def rate_of_one(size: Size, n: int) -> Trials:
     """Return the rate that one replica keeps, as a share of the peak's, or None if it keeps next to
     nothing. The share does not tell how many replicas are enough, because replicas share a burst.
+    n: the fewest that keep the whole.
     """
     if n == 1:
         return 1.0

@@ -227,7 +227,15 @@ def _flatten(value: object, prefix: str = "") -> dict[str, str]:
 
 
 def _again(runs: Sequence[Seen]) -> list[Html]:
-    said = [again(run.folder, run.config, run.summary) for run in runs]
+    said = [
+        again(
+            run.folder,
+            run.config,
+            run.summary,
+            "again" if len(runs) == 1 else f"again/{run.folder.name}",
+        )
+        for run in runs
+    ]
     traces = [_trace(run) for run in runs]
     return [
         paragraph("The same settings, seed and versions give the same numbers."),
@@ -236,12 +244,12 @@ def _again(runs: Sequence[Seen]) -> list[Html]:
     ]
 
 
-def again(folder: Path, config: Mapping, summary: Mapping) -> str:
-    """The command that runs it again, for a shell."""
+def again(folder: Path, config: Mapping, summary: Mapping, out: str) -> str:
+    """The command that runs it again into the folder `out`, for a shell."""
     asked = measured_again(config.get("metrics"))
     spare = "beside" in (summary.get("failures") or {})
     bars = bool(config.get("error_bars"))
-    further = {"error_bars": bars, "spare": spare, "out": "again"}
+    further = {"error_bars": bars, "spare": spare, "out": out}
     return command("simulate", {"config": plain(folder / "run.json"), **asked, **further})
 
 

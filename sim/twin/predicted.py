@@ -205,14 +205,14 @@ def _believed(
             f"Do not rely on it: {off}, and within the expected error of step times the server may "
             f"or may not keep up at {at}."
         )
-    if known is not None and most > known:
+    if known is None or most > known:
         error = expected_errors(profile, decodes=most).decode.error
+        measured = "a summary does not say how many" if known is None else f"{known:,}"
         return (
             f"Believe the range, not the number: {off}, but at {at} up to {most:,} requests decode "
-            f"at once and {known:,} were measured, so steps may be {error:.0%} off."
+            f"at once and {measured} were measured, so steps may be {error:.0%} off."
         )
-    within = "its batches are within those measured"
-    within += "" if known is None else f" (up to {most:,} of {known:,} requests)"
+    within = f"its batches are within those measured (up to {most:,} of {known:,} requests)"
     if queues[0] is None or queues[0]["verdict"] != "keeps up":
         return (
             f"Believe it for a load of this length: {off}, and {within}; whether the server keeps "

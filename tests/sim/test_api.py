@@ -63,7 +63,12 @@ def test_a_run_is_that_of_the_command(runs, capsys):
         main, ["simulate", "-p", "vllm", "-p", "bros:chunk=fit", "--pool", "4", *FLAGS, "--json"]
     )
     assert json.loads(capsys.readouterr().out)["runs"] == json.loads(
-        json.dumps([{"label": label, **run.summary} for label, run in runs.items()])
+        json.dumps(
+            [
+                {"label": label, **run.summary, "notices": run.config["notices"]}
+                for label, run in runs.items()
+            ]
+        )
     )
 
 

@@ -123,6 +123,9 @@ def test_a_closed_loop_has_other_clients_at_another_rate(detailed, tmp_path, cap
     assert ("the load that the summary states is 0.0% off" in said) != detailed
     if not detailed:
         assert "requests of its mean lengths, `vllm:num_prompts=60," in said
+        assert (
+            said.startswith("Believe the range") and "does not say how many were measured" in said
+        )
     path.write_text(json.dumps(content | {"max_concurrency": None, "start_times": [1.0] * 60}))
     code, said = check(capsys, str(path), "--profile", PROFILE, "--at", "2x")
     assert code == BAD_INPUT and "there is no rate to change" in said

@@ -71,13 +71,21 @@ def test_a_policy_that_fails_is_one_line(line, says, folder, capsys):
     assert shown.endswith(" (--traceback shows how it was called)\n") and shown.count("\n") == 1
 
 
-def test_a_policy_that_grants_no_token_is_stopped(folder, capsys):
-    """Its steps would never end."""
-    lines = "plan = super().plan(view, ledger); plan.tokens = plan.tokens * 0; return plan"
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (
+            "plan = super().plan(view, ledger); plan.tokens = plan.tokens * 0; return plan",
+            r"grants request '\w+' no token",  # its steps would never end
+        ),
+        ("super().plan(view, ledger); return", "plan returned NoneType, not a StepPlan"),
+    ],
+)
+def test_a_policy_whose_plan_is_none_is_stopped(lines, says, folder, capsys):
     (folder / "mine.py").write_text(POLICY.format(line=lines))
     code, shown = said(capsys, "simulate", "-p", "mine.py:Mine", *SMALL)
     assert code == cli.BAD_INPUT and shown.count("\n") == 1
-    assert re.match(r"error: policy 'mine' at 0\.\d+ s: grants request '\w+' no token", shown)
+    assert re.match(rf"error: policy 'mine' at 0\.\d+ s: {says}", shown)
 
 
 def test_a_run_with_a_changed_reader_is_refused(folder, capsys):
