@@ -186,7 +186,7 @@ class FrontEnd:
         return f"front end {self.name}: {', '.join(terms)}"
 
     def _on_threads(self, t: Service, serving: Serving) -> str:
-        factor = serving.host_factor or self.threads.host_factor
+        factor = _host_factor(self.threads, serving)
         kind = "chat" if serving.chat else "request"
         request = 1e3 * (t.accept_s + t.chat_s + t.submit_s)
         prompt = 1e6 * (t.prompt_token_s + t.tokenise_s)
@@ -209,9 +209,13 @@ class FrontEnd:
         return f"{said}; not streamed: clients see E2E, and TTFT and TPOT are the server's"
 
 
+def _host_factor(threads: Threads, serving: Serving) -> float:
+    return threads.host_factor if serving.host_factor is None else serving.host_factor
+
+
 def service_of(threads: Threads, serving: Serving) -> Service:
     """Their service times on the simulated host. ProfileError if these are absurd."""
-    factor = threads.host_factor if serving.host_factor is None else serving.host_factor
+    factor = _host_factor(threads, serving)
     absent = {"host_factor"} if serving.chat else {"host_factor", "chat_s"}
     absent |= set() if serving.stream else {"chunk_s", "client_chunk_s"}
     absent |= {"client_request_s", "client_chunk_s"} if serving.client == "none" else set()

@@ -274,6 +274,21 @@ class EngineCore:
                 self.policy.on_arrival(arrival, self.requests)
         self._arrived.clear()
 
+    def _check_own(self, plan: object, now: float) -> None:
+        """Raises PolicyError if a user's own policy returned what cannot be executed."""
+        where = f"policy {self.policy.name!r} at {now:.6f} s: "
+        if not isinstance(plan, StepPlan):
+            raise PolicyError(
+                f"{where}plan returned {type(plan).__name__}, not a StepPlan; return the plan that "
+                "it made"
+            )
+        if not (np.asarray(plan.tokens) > 0).all():
+            row = plan.rows[np.argmin(plan.tokens)]
+            raise PolicyError(
+                f"{where}grants request {self.requests[int(row)].id!r} no token; leave it out of "
+                "the plan"
+            )
+
     def plan(self, now: float) -> StepPlan:
         """Ask the policy for a plan, and apply what changes at once: which rows lost and got
         memory."""
@@ -284,17 +299,8 @@ class EngineCore:
             self._tell_arrivals()
         view = SystemView(now, requests, self.ready_s, self._under_way_rows, self.draining)
         plan = self.policy.plan(view, self.ledger)
-        if self._own and not isinstance(plan, StepPlan):
-            raise PolicyError(
-                f"policy {self.policy.name!r} at {now:.6f} s: plan returned "
-                f"{type(plan).__name__}, not a StepPlan; return the plan that it made"
-            )
-        if self._own and not (np.asarray(plan.tokens) > 0).all():
-            row = plan.rows[np.argmin(plan.tokens)]
-            raise PolicyError(
-                f"policy {self.policy.name!r} at {now:.6f} s: grants request "
-                f"{requests[int(row)].id!r} no token; leave it out of the plan"
-            )
+        if self._own:
+            self._check_own(plan, now)
         for row, kind in plan.preempted:
             self.holding -= 1
             if kind is Preemption.RECOMPUTE:

@@ -46,6 +46,11 @@ class Peak:
     day: np.ndarray | None = None
     trouble: Trouble | None = None
 
+    @property
+    def crashes(self) -> int:
+        """Return how many replicas fail at its beginning."""
+        return 0 if self.trouble is None else self.trouble.crashes
+
     def settings(self, replicas: int, speed: float = 1.0, fails: bool = True) -> dict:
         """Of a SimulationConfig with so many replicas. speed: a factor on its rate; fails: what is
         to fail does."""

@@ -349,9 +349,7 @@ def _closer(
                 "slow": with_error(size, n, 1),
             }
             if not looks:  # the first row
-                failed = max(
-                    0 if peak.trouble is None else peak.trouble.crashes for peak in size.peaks
-                )
+                failed = max(peak.crashes for peak in size.peaks)
                 searches["rate_of_one"] = rate_of_one(size, n - failed)
             if n > 1:
                 searches["below"] = drawn(size, objectives, n - 1, draws)

@@ -178,8 +178,7 @@ class Size:
             reason = reason or hopeless(load, objectives, hardware)
             least = max(least, least_replicas(load, objectives, hardware))
             busy = service_seconds(load, hardware)
-            lost = 0 if peak.trouble is None else peak.trouble.crashes
-            guess = max(guess, least, lost + estimated_replicas(busy, load.span_s))
+            guess = max(guess, least, peak.crashes + estimated_replicas(busy, load.span_s))
         if reason is None and least > most:
             reason = f"{least:,} or more replicas are needed, and --most-gpus allows {most:,}"
         return cls(candidate, peaks, least, guess, most, reason)
