@@ -1,8 +1,9 @@
-"""Pages are written in plain sentences: the rules of docs/prose, which Vale reads, too, hold. Of
-docstrings, comments and messages in the package, those on words that hide the actor."""
+"""Pages keep the rules of docs/prose, which Vale reads too. Docstrings of CLEAN keep them as well;
+comments and messages keep those on words that hide the actor."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,9 @@ def rule(name: str) -> dict:
 WORDS, LENGTH = rule("Words.yml"), rule("Length.yml")
 ROOMS = ("policies", "sim", "backends", "profiles", "traces", "native", "src/twinserve")
 ACTORS = re.compile(r"\b(?:whoever|whom|nobody|everybody|somebody|anybody|is no more)\b")
+CLEAN = ("sim/results", "sim/setup", "sim/sweep")
+WHERE = re.compile(r"\bwhere (?:that|it|there|they|an?|the|no|any|one|not)\b[^.]*")
+ARGUMENT = re.compile(r"^(\w\S*(?:, \w+)*)  +|; |\. (?=\w+(?:, \w+)*: )", re.M)
 BANNED = re.compile(rf"\b(?:{'|'.join(WORDS['tokens'])})\b", re.I)
 
 
@@ -57,6 +61,23 @@ def test_docstrings_comments_and_messages_name_the_actor():
     texts = {str(file.relative_to(ROOT)): file.read_text() for file in files}
     assert {name: found for name, text in texts.items() if (found := ACTORS.findall(text))} == {}
     assert len(texts) > 400
+
+
+def docstrings(source: str) -> Iterator[str]:
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    found = (ast.get_docstring(n) for n in ast.walk(ast.parse(source)) if isinstance(n, kinds))
+    yield from filter(None, found)
+
+
+def test_docstrings_keep_the_rules():
+    found = [
+        f"{file.name}: {fault}"
+        for room in CLEAN
+        for file in (ROOT / room).glob("**/*.py")
+        for text in docstrings(file.read_text())
+        for fault in faults(ARGUMENT.sub(r".\n\n\1 ", text)) + WHERE.findall(" ".join(text.split()))
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""How sure the numbers of one run are: a bootstrap over blocks of its time. Requests of one block
-depend on each other, so blocks are drawn as wholes (Künsch 1989, Ann. Stat. 17(3), 1217-1241)."""
+"""Confidence intervals of one run's numbers: a bootstrap over blocks of its time. Requests of one
+block depend on each other, so whole blocks are drawn (Künsch 1989, Ann. Stat. 17(3), 1217-1241)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PERCENTILES = (50, 90, 95, 99)
 
 
 def half_widths(requests: pd.DataFrame, blocks: int) -> dict[str, float]:
-    """Half widths of 95 % intervals by a number's dotted name in summary.json: of means and
-    percentiles of latencies in ms, and of the share that keeps its objectives, by class.
+    """Return half widths of 95 % intervals by dotted name in summary.json: means and percentiles of
+    latencies in ms, and attainment by class.
 
     requests  rows of a run; blocks: of equal time, of the arrivals
     """
@@ -58,7 +58,7 @@ def _of(part: str, metric: str, ms: np.ndarray, place: np.ndarray, times: np.nda
 
 
 def _means(values: np.ndarray, place: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """float64[draws]; nan of a draw without values."""
+    """Return float64[draws]; nan for a draw without values."""
     blocks = times.shape[1]
     counts = times @ np.bincount(place, minlength=blocks)
     sums = times @ np.bincount(place, values, minlength=blocks)

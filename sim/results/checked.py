@@ -1,5 +1,5 @@
-"""Whether results that are read are such as `write_run` writes: people edit them, disks damage
-them. A wrong value is reported in one line, before it is used."""
+"""Check the form of stored results: files can be edited or damaged. A wrong value is one line,
+before the value is used."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a value of JSON.
+    """The form of a JSON value.
 
     kind    "number" (finite), "text", "flag" (true, false), "list" or "object"
-    needed  names that an object must have, with their shapes
-    known   names that it may have; others are as `rest`, or anything where that is None
-    null    whether it may be null instead
+    needed  required names of an object, with their shapes
+    known   optional names; others have the shape `rest`, or any shape if `rest` is None
+    null    whether null is allowed instead
     """
 
     kind: str
@@ -37,9 +37,9 @@ class Shape:
 
 
 def _shape(form: Any) -> Shape:
-    """What a form of `shapes.json` says: a kind, with ? where null may stand instead; $ and the
-    name of another form; a list of its items' form (and null); or an object of forms by names: NAME
-    is needed, NAME? known, several names may share one, * is for all others."""
+    """Return the shape of a form in `shapes.json`: a kind (? allows null); $ and another form's
+    name; a list with its items' form (and null); or an object of forms by names: NAME is required,
+    NAME? optional, several names may share a form, * is for all others."""
     if isinstance(form, list):
         return Shape("list", rest=_shape(form[0]), null=None in form)
     if isinstance(form, str):
@@ -63,7 +63,7 @@ for _name, _form in shipped_json(__package__, "shapes.json").items():
 
 
 def check_shape(value: Any, shape: Shape, file: Path, where: str = "") -> None:
-    """Raises ResultsError with file and name of what has another shape."""
+    """Raise ResultsError with file and name of the first value with a wrong shape."""
     if value is None and shape.null:
         return
     if not _is(value, shape.kind):
@@ -110,8 +110,8 @@ _COLUMNS = TABLES | OPTIONAL_TABLES
 
 
 def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
-    """Raises ResultsError if a table has other columns than `write_run` writes, of other types,
-    or with values that no run has."""
+    """Raise ResultsError if a table has columns or types that `write_run` does not write, or
+    impossible values."""
     missing = [column for column in _COLUMNS[name] if column not in frame]
     if missing:
         raise ResultsError(f"{file}: no column {', '.join(missing)}; of another version? Run again")

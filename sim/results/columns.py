@@ -1,5 +1,5 @@
-"""Tables as columns of numpy: what metrics read. A frame is made where one is asked for, since
-pandas takes longer to import than a short run, and more memory than its results."""
+"""Tables as numpy columns, which metrics read. A data frame is made on demand: importing pandas
+takes longer than a short run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Columns:
 
     @classmethod
     def of_frame(cls, frame: pd.DataFrame) -> Columns:
-        """The same as `frame`, with None if text is missing."""
+        """Return the columns of `frame`, with None for missing text."""
         found = {}
         for name in frame:
             values = frame[name]
@@ -32,7 +32,7 @@ class Columns:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Columns:
-        """Of dicts, one a row. A name that a row lacks is None there."""
+        """Return the columns of a list of dicts; a missing name is None."""
         names = dict.fromkeys(name for row in rows for name in row)
         found = {name: [row.get(name) for row in rows] for name in names}
         return cls(
@@ -55,11 +55,11 @@ class Columns:
         return self._columns[name]
 
     def assign(self, **columns: np.ndarray) -> Columns:
-        """With these columns instead of those of their names, or behind them."""
+        """Return the columns with these replaced or added."""
         return Columns(self._columns | columns)
 
     def take(self, rows: np.ndarray) -> Columns:
-        """Of these rows: positions, or bool[n]."""
+        """Return these rows: positions, or bool[n]."""
         return Columns({name: column[rows] for name, column in self._columns.items()})
 
     def frame(self) -> pd.DataFrame:
@@ -69,12 +69,12 @@ class Columns:
 
 
 def joined(parts: Sequence[Columns]) -> Columns:
-    """One table after another, of the same columns."""
+    """Concatenate tables with the same columns."""
     if len(parts) == 1:
         return parts[0]
     return Columns({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 def known(values: np.ndarray) -> np.ndarray:
-    """bool[n]: which texts are there."""
+    """Return bool[n]: the text is present."""
     return np.not_equal(values, None) & (values == values)

@@ -1,4 +1,4 @@
-"""A command line that asks a question again, printed from the question's settings."""
+"""Print a command line that repeats a question, from the question's settings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TUPLES = ("window",)
 
 
 def command(verb: str, settings: Mapping[str, object], joined: tuple[str, ...] = ()) -> str:
-    """`verb` with a flag for each of `settings`, by the flag's name with `_` for `-`; for a shell.
+    """Return `verb` with a flag for each of `settings`, quoted for a shell.
 
-    settings  None, an empty list and False give no flag (of SWITCHES: `--no-NAME`); a list gives
-              its flag once for each value, or once for all of them if it is in `joined`
+    settings  by the flag's name with `_` for `-`. None, an empty list and False give no flag (of
+              SWITCHES: `--no-NAME`); a list repeats its flag, or gives it once if in `joined`
     """
     words = verb.split()
     for name, value in settings.items():
@@ -44,5 +44,5 @@ def _text(value: object) -> str:
 
 
 def exact(value: float) -> str:
-    """All digits of a number, and none as a power of ten, which not every flag takes."""
+    """Return all digits of a number, without an exponent, which some flags refuse."""
     return np.format_float_positional(value, trim="-")

@@ -1,13 +1,11 @@
-"""Decision logs: every plan of a run as data, to be executed again step by step by another engine.
+"""Decision logs: every plan of a run, for another engine to execute again step by step.
 
-decisions.jsonl.gz holds one JSON object a line: first the log's version and the run (as run.json
-describes it), then the requests, a line each, then the steps. Steps name requests by their row; a
-run of identical decode steps is one line. A step names the requests that were withdrawn before it,
-and has the plans made before it that computed nothing. Where an engine looked drafts up in its
-texts, a step has four lists of equal length: rows that got tokens, drafts of each that it verified,
-how many leading ones were right, and drafts found for the row's next step.
-Where KV moved, the last line says how often and how much, by kind (`backends/counts.py`): a log
-does not say which layers or slots.
+decisions.jsonl.gz holds one JSON object a line: the log's version and the run (as in run.json), the
+requests, then the steps. Steps name requests by row; a run of identical decode steps is one line. A
+step also has the requests cancelled before it, and the plans made before it that computed nothing.
+If an engine looks drafts up in its texts, a step has four lists of equal length. These are rows
+with tokens, drafts verified, leading right ones, and drafts found for the next step. If KV moved,
+the last line counts the moves by kind (`backends/counts.py`); layers and slots are not logged.
 """
 
 from __future__ import annotations
@@ -49,12 +47,12 @@ def _with_settings(lines: list[dict], change: Callable[[dict], dict]) -> list[di
 
 
 def _from_1(lines: list[dict]) -> list[dict]:
-    """Version 2 replays arrivals as they are if no setting says otherwise."""
+    """Version 2 replays arrivals unchanged by default."""
     return _with_settings(lines, with_load)
 
 
 def _from_2(lines: list[dict]) -> list[dict]:
-    """Version 3 schedules as result folders of version 4 do."""
+    """Version 3 has the default scheduling of result folders of version 4."""
     return _with_settings(lines, with_host)
 
 
@@ -72,7 +70,7 @@ LOG: Format[list[dict]] = Format(
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
     """prefix: int64, content ids of the prompt's full KV blocks, or None. arrival_s: seconds.
-    output_tokens: emitted; left: the client left before the end, so that there would be more."""
+    output_tokens: emitted. left: the client cancelled before the last token."""
 
     id: str
     arrival_s: float
@@ -83,13 +81,14 @@ class LoggedRequest:
 
     @property
     def most_output_tokens(self) -> int:
-        """Tokens to ask an engine for: one that is withdrawn must not end by itself before that."""
+        """Return the tokens to request from an engine: a cancelled request must not end earlier by
+        itself."""
         return self.output_tokens + self.left
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedPlan:
-    """What a plan without a step did to memory; parts as those of a StepPlan."""
+    """What a plan without a step did to memory; fields as in StepPlan."""
 
     admitted: dict[int, int]
     preempted: tuple[tuple[int, Preemption], ...]
@@ -101,11 +100,11 @@ _NOTHING = LoggedPlan({}, (), ())
 
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One decision, and what the simulator expected of it. grants: {row: tokens} in order. start_s
-    and seconds: when it began and how long it took; free_blocks: of the ledger, after the plan.
-    withdrawn: rows that left before it was planned; before: plans since the last step that computed
-    nothing. verified: {row that got tokens: (drafts, leading ones that were right, drafts found for
-    its next step)}; None without drafts."""
+    """One decision, and the step that the simulator expected. grants: {row: tokens} in order.
+    start_s, seconds: begin and duration. free_blocks: in the ledger after the plan. withdrawn: rows
+    cancelled before the plan. before: plans without computation since the last step. verified: {row
+    with tokens: (drafts, leading right ones, drafts found for its next step)}; None without drafts.
+    """
 
     start_s: float
     seconds: float
@@ -121,8 +120,8 @@ class LoggedStep:
 
 @dataclass(frozen=True)
 class DecisionLog:
-    """run: as run.json; requests by row; steps in order, runs spread out; moved: of KV, by kind;
-    withdrawn: rows that left after the last step."""
+    """run: as run.json; requests by row; steps in order, runs spread out; moved: KV moves by kind;
+    withdrawn: rows cancelled after the last step."""
 
     run: dict
     requests: list[LoggedRequest]
@@ -132,23 +131,23 @@ class DecisionLog:
 
     @property
     def longest(self) -> int:
-        """Prompt and output tokens of the longest request."""
+        """Return prompt and output tokens of the longest request."""
         return max((r.prompt_tokens + r.most_output_tokens for r in self.requests), default=0)
 
     @property
     def answers(self) -> dict[str, int]:
-        """Request id -> tokens that it received, of those that received any."""
+        """Return request id -> tokens received, for requests with tokens."""
         return {r.id: r.output_tokens for r in self.requests if r.output_tokens}
 
     @property
     def blocks(self) -> int:
-        """KV blocks of the texts of all requests together."""
+        """Return the KV blocks of all requests' texts."""
         size = self.run["kv"]["block_tokens"]
         return sum(-(-(r.prompt_tokens + r.output_tokens) // size) for r in self.requests)
 
     def acceptance(self) -> RecordedAcceptance:
-        """Which drafts were found and right in this run. Raises ResultsError of a run without, and
-        of a log whose steps give a request another number of tokens than it was told."""
+        """Return which drafts were found and right. Raises ResultsError for a run without drafts,
+        or if a request's tokens and steps disagree."""
         found = RecordedAcceptance()
         given = [0] * len(self.requests)
         for step in self.steps:
@@ -174,7 +173,7 @@ class DecisionLog:
 
     @property
     def step_tokens(self) -> int:
-        """New tokens of the longest step."""
+        """Return the new tokens of the longest step."""
         return max((sum(step.grants.values()) for step in self.steps), default=0)
 
 
@@ -233,7 +232,7 @@ class DecisionRecorder(StepRecorder):
         return False  # a line each: a run, and the step that is planned in
 
     def take_withdrawn(self) -> list[int]:
-        """Rows that left since the last step or call."""
+        """Return the rows cancelled since the last step or call."""
         rows, self._withdrawn = self._withdrawn, []
         return rows
 
@@ -243,7 +242,7 @@ class DecisionRecorder(StepRecorder):
 
 
 def _memory(plan: StepPlan) -> dict[str, list]:
-    """What `plan` does to memory, without what it does not."""
+    """Return the memory changes of `plan`, without empty ones."""
     parts = {
         "admitted": plan.admitted,
         "preempted": [(row, kind.value) for row, kind in plan.preempted],
@@ -253,7 +252,7 @@ def _memory(plan: StepPlan) -> dict[str, list]:
 
 
 def _verified(outcome: StepOutcome, requests: RequestTable) -> list[list[int]]:
-    """Before it is booked. Padding is no draft."""
+    """Return the four lists on drafts, before the outcome is booked. Padding is no draft."""
     verified, rows = outcome.verified, outcome.emitted
     if verified is None or verified.ahead is None:
         return []
@@ -264,8 +263,7 @@ def _verified(outcome: StepOutcome, requests: RequestTable) -> list[list[int]]:
 def log_bytes(
     run: dict, requests: RequestTable, recorder: DecisionRecorder, moved: Counts | None = None
 ) -> bytes:
-    """The log as a file's content; the same run gives the same bytes. moved: what the backend
-    counted."""
+    """Return the log as a file's content, equal for equal runs. moved: the backend's counts."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as file:
         file.write(_line({_NUMBER: LOG.version, "run": run}))
@@ -296,7 +294,7 @@ def _line(entry: dict) -> bytes:
 
 
 def read_log(path: Path) -> DecisionLog:
-    """A log from disk. Raises ResultsError: no such file, torn, not a decision log, or of a later
+    """Read a log from disk. Raises ResultsError: no such file, torn, no decision log, or of a later
     version."""
     try:
         content = path.read_bytes()
@@ -308,8 +306,8 @@ def read_log(path: Path) -> DecisionLog:
 
 
 def parse_log(content: bytes, name: str = "decision log") -> DecisionLog:
-    """A log from the content of its file; `name` stands in errors. Raises ResultsError if it is
-    torn, or of a later version."""
+    """Parse a log's content; `name` stands in errors. Raises ResultsError if the log is torn, or of
+    a later version."""
     try:
         lines = gzip.decompress(content).splitlines()
         version = LOG.check(parse_json(lines[0])[_NUMBER], name, ResultsError)

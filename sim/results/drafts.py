@@ -1,4 +1,4 @@
-"""Steps that verify drafts: further columns of theirs, and what the summary says of them."""
+"""Steps that verify drafts: their extra columns, and the summary's section on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAFT_COLUMNS = ("verifying_requests", "draft_tokens", "accepted_tokens", "emitt
 
 
 class DraftRecorder(StepRecorder):
-    """A recorder of single steps with outcomes that say what was verified."""
+    """Record single steps whose outcomes have verified drafts."""
 
     def __init__(self, replica: int = 0, timed: bool = False) -> None:
         super().__init__(replica, timed)
@@ -41,12 +41,12 @@ class DraftRecorder(StepRecorder):
 
 
 class DraftDecisionRecorder(DecisionRecorder, DraftRecorder):
-    """One that keeps the plans, too, each with what became of its drafts."""
+    """Record the plans too, each with the outcome of its drafts."""
 
 
 def describe_drafts(steps: Steps) -> dict:
-    """`speculation` of summary.json, of steps with DRAFT_COLUMNS. As vLLM counts
-    (`v1/spec_decode/metrics.py`): the mean length has the token behind the accepted drafts."""
+    """Return `speculation` of summary.json, from steps with DRAFT_COLUMNS. As vLLM counts
+    (`v1/spec_decode/metrics.py`), the mean length includes the token after the accepted drafts."""
     drafts, drafted, accepted, _ = (
         int((steps.first(name) * steps.lengths).sum()) for name in DRAFT_COLUMNS
     )

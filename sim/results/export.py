@@ -1,5 +1,4 @@
-"""Writes the requests of a run as a trace that replays it: same arrivals, closed loops as closed
-loops."""
+"""Write a run's requests as a trace that replays the run; a closed loop stays a closed loop."""
 
 from __future__ import annotations
 
@@ -18,18 +17,18 @@ from twinserve.traces.write import check_target, write_together, write_trace
 
 
 def export_requests(result: RunResult, workload: Workload, path: Path) -> Path:
-    """The submitted requests as Mooncake+ with its sidecar. Raises WorkloadError if `path`
+    """Write the submitted requests as Mooncake+ with its sidecar. Raises WorkloadError if `path`
     cannot be written.
 
-    Batches of the best-effort pool become stages of one group: the first is there from the start,
-    each later one comes when the one before it has ended, as in the run.
+    Batches of the best-effort pool become stages of one group. Each stage arrives when the one
+    before it has ended, as in the run.
     """
     return write_trace(as_workload(result, workload), path)
 
 
 def check_export(path: Path, workload: Workload, overwrite: bool = False) -> None:
-    """Find out before a run whether its requests can be written to `path`. Raises WorkloadError: a
-    folder, no permission, the trace that the run reads, or another file without `overwrite`."""
+    """Check before a run that its requests can be written to `path`. Raises WorkloadError: a
+    folder, no permission, the trace that the run reads, or an existing file without `overwrite`."""
     if not path.name or path.is_dir():
         raise WorkloadError(f"--export {path}: is a folder; name a .jsonl file in it")
     parent = path.absolute().parent
@@ -44,8 +43,8 @@ def check_export(path: Path, workload: Workload, overwrite: bool = False) -> Non
 
 
 def as_workload(result: RunResult, listed: Workload) -> Workload:
-    """The request list of a run with the batches of the pool that were submitted in it, sorted as a
-    workload is. At equal times the list's own rows come first, as in the run."""
+    """Return a run's requests with the submitted batches of the pool, sorted as a workload. At
+    equal times listed requests come first, as in the run."""
     pool = listed.pool
     if pool is None:
         return listed
@@ -87,7 +86,7 @@ def as_workload(result: RunResult, listed: Workload) -> Workload:
 
 
 def _without_sharing(prefix: Prefix, prompts: np.ndarray) -> PrefixBlocks:
-    """`prefix` with the blocks of further requests, which share nothing: ids of their own."""
+    """Append blocks of further requests to `prefix`, with ids of their own: nothing is shared."""
     counts = -(-prompts // prefix.block_tokens)
     own = prefix.distinct + np.arange(int(counts.sum()))
     offsets = np.concatenate([prefix.offsets, prefix.offsets[-1] + np.cumsum(counts)])
@@ -98,19 +97,18 @@ SWEEP = "summary.json"  # what `vllm bench sweep` calls its list of results
 
 
 def write_bench(path: Path, results: Mapping[str, RunResult]) -> None:
-    """One object; a list of one a policy if there are several, or where the file's name is that
-    of a sweep. Whole or not at all."""
+    """Write one object, or a list if there are several policies or the file has a sweep's name. The
+    file is written whole or not at all."""
     found = [plain(bench_result(label, result)) for label, result in results.items()]
     one = len(found) == 1 and path.name != SWEEP
     write_together([(path, dump_json(found[0] if one else found).encode())])
 
 
 def bench_result(label: str, result: RunResult) -> dict[str, Any]:
-    """The metrics of the summary, which have vLLM's names already, and each request.
+    """Return the metrics of the summary, which have vLLM's names, and each request.
 
-    Gaps between tokens are kept for all requests together, so that those of one request are even
-    here. A request that was not served has no times, and says how it ended. Times of sending are
-    seconds of the run.
+    Gaps between tokens are pooled over requests, so a request's gaps are equal here. A request
+    without service has no times but its end. Times of sending are seconds of the run.
     """
     r = RequestColumns.of(result.rows.requests)
     order = np.argsort(r.arrival, kind="stable")

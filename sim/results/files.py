@@ -1,23 +1,23 @@
-"""What a run leaves behind: flat rows in memory, and a folder of files on disk.
+"""Results of a run: rows in memory, and a folder of files.
 
     run.json            resolved configuration
     summary.json        metrics (docs/metrics.md)
     requests.parquet    one row a request
     placements.parquet  one row a stay of a request on a replica
-    replicas.parquet    one row a replica: what it was made of, and its life
+    replicas.parquet    one row a replica: its parts and its life
     steps.parquet       one row an engine step
     gaps.parquet        inter-token gaps, pooled
-    failures.parquet    one row a failure, where anything was to fail
+    failures.parquet    one row a failure, if the run has failures
     trace.json.gz       optional timeline for Perfetto
     decisions.jsonl.gz  optional log of every plan, to be replayed (sim/results/decisions.py)
     timing.json         wall-clock timings of our own code
 
-run.json has the version of the folder (RESULTS, docs/formats.md). Folders of earlier versions are
-read, later ones are refused.
+run.json has the folder's version (RESULTS, docs/formats.md). Earlier versions are read, later ones
+refused.
 
-All but timing.json are the same bytes for the same configuration and seed, under the same versions
-of pyarrow and zlib. A folder is written beside its final place and renamed, so an interrupted run
-leaves whole results or none.
+The same configuration and seed give the same bytes under the same versions of pyarrow and zlib,
+except in timing.json. A folder is renamed to its name when complete, so an interrupted run leaves
+no partial results.
 """
 
 from __future__ import annotations
@@ -74,23 +74,23 @@ _KV_TOTAL = b"kv_total_blocks"
 
 
 def pool_request_id(batch: int, i: int) -> str:
-    """Of the i-th request of a batch of the pool."""
+    """Return the id of the i-th request of a pool batch."""
     return f"be-{batch}-{i}"
 
 
 @dataclass
 class RunRows:
-    """The rows of one run; every metric is a function of them. Columns: REQUESTS, STEPS, GAPS.
+    """The rows of one run, from which every metric is computed. Columns: REQUESTS, STEPS, GAPS.
 
-    requests  a row for each request that was submitted (the file has `unsent` too)
-    steps     a row for each engine step, of all replicas; `step_columns` has them as recorded
+    requests  a row for each submitted request (the file has `unsent` too)
+    steps     a row for each engine step of all replicas; `step_columns` has them as recorded
     gaps      inter-token gaps pooled over requests; `count` equal gaps may share a row
-    kv_total_blocks  KV blocks of the first replica; 0 where unbounded
+    kv_total_blocks  KV blocks of the first replica; 0: unbounded
     placements  a row for each stay of a request on a replica; None: not known
     replicas    a row for each replica; None: not known
-    unsent      requests of the workload that were not submitted, since what they wait for did not
-                complete; columns as `requests`
-    failures    a row for each failure; None: nothing was to fail
+    unsent      requests not submitted, because an earlier stage or turn did not complete; columns
+                as `requests`
+    failures    a row for each failure; None: the run has no failures
     """
 
     requests: Spread = Spread()
@@ -115,25 +115,25 @@ class RunRows:
 
     @property
     def request_columns(self) -> Columns:
-        """What metrics read of `requests`: without a frame, until one is asked for."""
+        """Columns of `requests` for metrics; no frame is made."""
         found = self._columns("requests")
         assert found is not None
         return found
 
     @property
     def replica_columns(self) -> Columns | None:
-        """The same of `replicas`."""
+        """Columns of `replicas` for metrics."""
         return self._columns("replicas")
 
     @property
     def step_columns(self) -> Steps:
-        """What metrics read: without a row for each step, until `steps` is asked for."""
+        """Columns of `steps` for metrics; a row for each step is made only on demand."""
         held = self._held("steps")
         return FramedSteps(held) if is_frame(held) else held
 
     @property
     def gap_pools(self) -> Gaps:
-        """The same of `gaps`."""
+        """Pools of `gaps` for metrics."""
         held = self._held("gaps")
         return FramedGaps(held) if is_frame(held) else held
 
@@ -144,8 +144,8 @@ class RunRows:
 
     @property
     def kv_blocks(self) -> int:
-        """KV blocks of all replicas that were up at once, at most, busy or idle; 0 where unbounded.
-        Where replicas are not known, those with steps were up all the time."""
+        """The most KV blocks of all replicas up at once, busy or idle; 0: unbounded. If replicas
+        are not known, those with steps count for the whole run."""
         if self.replicas is None or not len(self.replicas):
             return self.kv_total_blocks * max(self.steps["replica"].nunique(), 1)
         up = self.replicas[self.replicas["up_s"].notna()]
@@ -159,8 +159,8 @@ class RunRows:
 
 @dataclass
 class RunResult:
-    """A run: its rows, what was run (run.json), how long our own code took (timing.json), the
-    metrics, and, where one was kept, its decision log (the file's content)."""
+    """A run: rows, run.json, timings of our own code, metrics, and an optional decision log (as
+    bytes)."""
 
     rows: RunRows
     config: dict = field(default_factory=dict)
@@ -172,11 +172,11 @@ class RunResult:
 def write_run(
     out_dir: str | os.PathLike, result: RunResult, overwrite: bool = False, timeline: bool = False
 ) -> Path:
-    """Write `result` as the folder `out_dir`; `timeline` adds trace.json.gz. Returns the folder.
+    """Write `result` as the folder `out_dir` and return the folder; `timeline` adds trace.json.gz.
 
-    An existing folder is replaced only if it is empty, or if it holds nothing but a former run and
-    `overwrite` is set. Raises ResultsError otherwise, or where the folder cannot be written;
-    nothing is left behind then.
+    An existing folder is replaced only if it is empty, or holds just a former run and `overwrite`
+    is set. Otherwise, or if the folder cannot be written, raises ResultsError and leaves nothing
+    behind.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -222,8 +222,8 @@ def write_run(
 
 
 def read_run(run_dir: str | os.PathLike) -> RunResult:
-    """The run in folder `run_dir`. ResultsError: no such folder, a missing or torn file, or of a
-    later version."""
+    """Read the run in folder `run_dir`. Raises ResultsError: no such folder, a missing or torn
+    file, or a later version."""
     folder = Path(run_dir)
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
@@ -260,13 +260,13 @@ def read_run(run_dir: str | os.PathLike) -> RunResult:
 def present_run(
     document: Mapping[str, Any], where: str | os.PathLike, error: type[Exception]
 ) -> dict:
-    """What a run.json holds, as this version has it. Raises `error` for a later version."""
+    """Return a run.json in its present form. Raises `error` for a later version."""
     run, version = RESULTS.opened(document, where, error)
     return RESULTS.upgraded(Stored({}, run), version).run
 
 
 def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
-    """Run folders among `paths`; a folder without a run stands for the runs one level below it."""
+    """Return the run folders among `paths`; in a folder without one, those one level below."""
     found: list[Path] = []
     for path in map(Path, paths):
         below = [] if (path / "run.json").exists() or not path.is_dir() else sorted(path.iterdir())
@@ -278,7 +278,7 @@ def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
 
 
 def plain(value: Any, where: str = "value") -> Any:
-    """`value` as JSON can hold it: numpy and dataclasses unpacked, NaN and infinities as None."""
+    """Return `value` as JSON allows: numpy and dataclasses unpacked, NaN and infinities as None."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -300,18 +300,18 @@ def plain(value: Any, where: str = "value") -> Any:
 
 
 def dump_json(value: Any, where: str = "value") -> str:
-    """Indented JSON with sorted keys and a final newline; see `plain` for what is allowed."""
+    """Return indented JSON with sorted keys and a final newline; see `plain` for allowed values."""
     return json.dumps(plain(value, where), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
 def printed_runs(summaries: Iterable[tuple[str, Mapping]]) -> str:
-    """What `--json` prints of runs, in the order given: a list in which each has its label."""
+    """Return the output of `--json`: a list of runs in the given order, each with its label."""
     runs = [{"label": label, **summary} for label, summary in summaries]
     return dump_json({"version": PRINTED_VERSION, "runs": runs})
 
 
 def _table(frame: pd.DataFrame, schema: Mapping[str, str], where: str) -> pa.Table:
-    """`frame` with the schema's columns and types first; further columns follow as they are."""
+    """Put the schema's columns and types first in `frame`; further columns follow unchanged."""
     import pyarrow as pa
 
     missing = [name for name in schema if name not in frame]
@@ -351,7 +351,7 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _check_whole(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Raises ResultsError if a table is not there, or not as `write_run` writes it."""
+    """Raise ResultsError if a table is missing, or differs from what `write_run` writes."""
     for name in TABLES:
         path = folder / f"{name}.parquet"
         if name not in tables:
@@ -374,8 +374,8 @@ def _read_json(path: Path, shape: Shape) -> dict:
 
 
 def check_target(out_dir: str | os.PathLike, overwrite: bool = False, or_else: str = "") -> None:
-    """Find out before a run whether `write_run` could write its results here. or_else: what can be
-    done if a run is there. Raises ResultsError."""
+    """Check before a run that `write_run` can write here. or_else: advice if a run is there. Raises
+    ResultsError."""
     out = resolved(out_dir)
     may_replace(out, _FILES, overwrite, or_else)
     try_to_write(out)

@@ -1,4 +1,4 @@
-"""Folders of results: they appear whole or not at all, under names that do not collide."""
+"""Folders of results: written whole or not at all, under distinct names."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from twinserve.formats import made_folder
 
 
 class ResultsError(TwinserveError, ValueError):
-    """Results that cannot be written or read: one line on what is wrong, where, and what to do."""
+    """Results that cannot be written or read, in one line: what is wrong, where, and what to do."""
 
 
 def folder(label: str) -> str:
-    """A policy's label as a folder name."""
+    """Return a policy's label as a folder name."""
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in label)
 
 
 def folders(labels: Iterable[str]) -> dict[str, str]:
-    """A folder name for each label, no two of them the same: where signs that folders have not make
-    two labels one, the later one gets a number."""
+    """Return a distinct folder name for each label; if two labels give the same name, the later one
+    gets a number."""
     found: dict[str, str] = {}
     for label in labels:
         name, number = folder(label), 2
@@ -38,8 +38,8 @@ def folders(labels: Iterable[str]) -> dict[str, str]:
 
 
 def resolved(out_dir: str | os.PathLike) -> Path:
-    """The folder itself: a link stays, and what it points to is replaced. Raises ResultsError for a
-    name that no file can have here."""
+    """Resolve a link to its folder, so that the target is replaced. Raises ResultsError for an
+    impossible file name."""
     try:
         out = Path(out_dir).resolve()
         str(out).encode()
@@ -52,7 +52,7 @@ def resolved(out_dir: str | os.PathLike) -> Path:
 
 
 def check_folder(out: Path, overwrite: bool, marker: str) -> None:
-    """Raises ResultsError if a comparison, which has a file `marker`, could not be written."""
+    """Raise ResultsError if a comparison (with a file `marker`) could not be written."""
     if not out.exists():
         return
     if not out.is_dir() or (any(out.iterdir()) and not (out / marker).exists()):
@@ -64,7 +64,7 @@ def check_folder(out: Path, overwrite: bool, marker: str) -> None:
 
 
 def try_to_write(out: Path) -> None:
-    """Raises ResultsError if the folder `out` could not be made."""
+    """Raise ResultsError if the folder `out` could not be made."""
     parent = out.parent
     while not parent.exists():
         parent = parent.parent
@@ -76,8 +76,8 @@ def try_to_write(out: Path) -> None:
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the place of `out` at the end, or goes where anything
-    fails. What killed processes left of theirs beside it goes first. Raises ResultsError."""
+    """Yield a folder to write into. The folder replaces `out` at the end, or is deleted after an
+    error. Leftovers of killed processes are deleted first. Raises ResultsError."""
     try:
         with ExitStack() as stack:
             stack.enter_context(made_folder(out.parent))
@@ -92,7 +92,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def _prefix(out: Path, what: str) -> str:
-    """Of a hidden folder of this process beside `out`: its writer, and what is in it."""
+    """Return the name of this process's hidden folder next to `out`: writer and purpose."""
     return f".{out.name}.{what}-{_host()}-{os.getpid()}-"
 
 
@@ -101,7 +101,7 @@ def _host() -> str:
 
 
 def _clear_dead(out: Path) -> None:
-    """Remove hidden folders beside `out` whose processes are no more; those of other hosts stay."""
+    """Delete hidden folders next to `out` of ended processes on this host."""
     ours = re.compile(rf"\.{re.escape(out.name)}\.(?:partial|former)-{re.escape(_host())}-(\d+)-")
     for beside in out.parent.iterdir():
         found = ours.match(beside.name)
@@ -120,8 +120,8 @@ def _alive(process: int) -> bool:
 
 
 def may_replace(out: Path, files: Collection[str], overwrite: bool, or_else: str = "") -> None:
-    """Raises ResultsError unless `out` can be made, or is an empty folder, or holds nothing but
-    `files` and `overwrite` is said. or_else: what can be done beside that."""
+    """Raise ResultsError unless `out` can be made, is empty, or holds only `files` and `overwrite`
+    is set. or_else: further advice."""
     if not out.name:
         raise ResultsError(f"{out}: the root folder cannot hold a run; name another folder")
     if not out.exists():
@@ -144,7 +144,7 @@ def may_replace(out: Path, files: Collection[str], overwrite: bool, or_else: str
 
 
 def _swap_in(partial: Path, out: Path) -> None:
-    """Put folder `partial` in the place of `out`; what was there stays whole until then."""
+    """Move folder `partial` to `out`; the old content stays whole until then."""
     if not out.exists():
         os.rename(partial, out)
         return

@@ -1,8 +1,8 @@
-"""Metrics as functions of the rows of a run. docs/metrics.md defines each one with its unit.
+"""Metrics as functions of a run's rows. docs/metrics.md defines each one with its unit.
 
-Names and definitions follow `vllm bench serve`; what it lacks (classes, objectives, applications,
-memory, the scheduler) stands in sections of its own. Latencies are of finished requests. A number
-that does not exist (the mean of nothing, a rate over no time) is None; vLLM prints 0.
+Names and definitions follow `vllm bench serve`. Metrics that vLLM lacks (classes, objectives,
+applications, memory, the scheduler) stand in sections of their own. Latencies are of finished
+requests. An undefined number (a mean of nothing, a rate over no time) is None; vLLM prints 0.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ _PLAIN = MetricsOptions()
 
 
 def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
-    """summary.json: the whole run, then `classes`, `applications` (of groups), `kv`, `scheduler`;
-    of a fleet `replicas`, `pools`, `ttft_parts`, `hand_over`, `failures`, `autoscaling`; and
-    `warmup`, `windows`, `percentiles`, `objectives` where `options` ask for them.
+    """Return summary.json: the whole run, then `classes`, `applications` (of groups), `kv`,
+    `scheduler`; of a fleet `replicas`, `pools`, `ttft_parts`, `hand_over`, `failures`,
+    `autoscaling`; and `warmup`, `windows`, `percentiles`, `objectives` if `options` ask for them.
 
-    Raises WorkloadError for a warm-up as long as the run, and ResultsError for one that the run
-    was not made with.
+    Raises WorkloadError for a warm-up as long as the run, and ResultsError for a warm-up that the
+    run was not made with.
     """
     since = None if options.warmup is None else warmup_end_s(options.warmup, rows.request_columns)
     measured = rows if since is None else after_warmup(rows, since)
@@ -126,7 +126,7 @@ def summarise(rows: RunRows, options: MetricsOptions = _PLAIN) -> dict:
 def _asked_for(
     rows: RunRows, measured: RequestColumns, window: _Window, options: MetricsOptions
 ) -> dict:
-    """What summary.json has only on demand."""
+    """Return the parts of summary.json that are made on demand."""
     found: dict = {}
     if options.percentiles:
         found["percentiles"] = list(options.percentiles)
@@ -147,7 +147,7 @@ def _asked_for(
 
 @dataclass(frozen=True)
 class _Gaps:
-    """Inter-token gaps ascending; sorted once, since a subset of a sorted list is sorted."""
+    """Inter-token gaps in ascending order; sorted once, since a subset stays sorted."""
 
     best_effort: np.ndarray
     seconds: np.ndarray
@@ -167,7 +167,7 @@ class _Gaps:
 
 @dataclass(frozen=True)
 class _Window:
-    """The span of a run, seconds on its clock."""
+    """The span of a run, in seconds on its clock."""
 
     first_s: float  # first arrival, or the end of the warm-up
     end_s: float  # last token; NaN: none
@@ -186,9 +186,9 @@ class _Window:
         return self.end_s - self.first_s if np.isfinite(self.end_s) else 0.0
 
     def beside_real_time(self, requests: RequestColumns, mine: np.ndarray) -> dict:
-        """Best-effort work that ended while real-time requests arrived: no policy stretches that.
+        """Return the window of arriving real-time requests, which no policy can stretch.
 
-        Without real-time requests, or when they all arrive at one instant, the window is the run.
+        Without real-time requests, or if they all arrive at one instant, the window is the run.
         """
         until = self.last_rt_s if self.last_rt_s > self.first_s else self.end_s
         seconds = until - self.first_s if np.isfinite(until) else 0.0
@@ -206,7 +206,7 @@ class _Window:
 def _describe(
     r: RequestColumns, mine: np.ndarray, gaps, duration_s: float, options: MetricsOptions
 ) -> dict:
-    """What vLLM reports, for the requests in `mine` (bool[n])."""
+    """Return vLLM's metrics for the requests in `mine` (bool[n])."""
     percentiles, goodput = with_always(options.percentiles), options.goodput
     done = mine & r.finished
     ttft, tpot, e2el = r.ttft[done], r.tpot[done], r.e2el[done]
@@ -233,14 +233,15 @@ def _describe(
 
 
 def _engine_ttft(r: RequestColumns, done: np.ndarray, percentiles) -> dict:
-    """If there is a front end: from the request's arrival in the engine to its token there."""
+    """Return, with a front end, the time from a request's arrival in the engine to its first token
+    there."""
     if r.engine_ttft is None:
         return {}
     return describe_ms("engine_ttft", r.engine_ttft[done], percentiles)
 
 
 def _describe_ends(r: RequestColumns, mine: np.ndarray) -> dict:
-    """Requests that ended before they had all their tokens, and what was computed for them."""
+    """Count requests that ended before their last token, and the tokens computed for them."""
     left = mine & r.left
     return {
         **{name: int((mine & who).sum()) for name, who in r.lost.items() if name not in STAYS},
@@ -250,7 +251,7 @@ def _describe_ends(r: RequestColumns, mine: np.ndarray) -> dict:
 
 
 def _describe_class(r: RequestColumns, mine: np.ndarray, e2el_s: float | None) -> dict:
-    """Normalized latency and queueing (BROS, Sec. VII-A and Fig. 2), attainment of objectives."""
+    """Return normalized latency and queueing (BROS, Sec. VII-A and Fig. 2), and attainment."""
     done = mine & r.finished
     waited = done & (r.e2el > 0)
     return {
@@ -261,9 +262,9 @@ def _describe_class(r: RequestColumns, mine: np.ndarray, e2el_s: float | None) -
 
 
 def _saturation(requests: Columns, service_class: str) -> dict | None:
-    """Of requests of one class, those of a warm-up too: it has one of its own. A closed loop sends
-    no more than is served, so the pool is left out, and sessions and applications count as wholes,
-    from their first request to their last end."""
+    """Return the saturation of one class, warm-up included: saturation has a warm-up of its own.
+    The pool is left out, because a closed loop sends only what is served. Sessions and applications
+    count as one request each, from first to last."""
     group = requests["group"]
     mine = (requests["service_class"] == service_class) & (group != POOL_GROUP)
     group = group[mine]
@@ -285,7 +286,7 @@ def _saturation(requests: Columns, service_class: str) -> dict | None:
 
 
 def _wholes(columns: dict[str, np.ndarray], group: np.ndarray) -> dict[str, np.ndarray]:
-    """Each group as one request, in order of their first ones."""
+    """Merge each group into one request, in order of first requests."""
     import pandas as pd
 
     grouped = pd.DataFrame(columns).groupby(group, sort=False)  # those of no group are left out

@@ -1,5 +1,4 @@
-"""Metrics of fleets: of replicas and of the pools of a fleet file, of prefill apart from decode, of
-failures, and of autoscaling."""
+"""Metrics of fleets: replicas, pools, separate prefill, failures and autoscaling."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def describe_kv(rows: RunRows) -> dict:
-    """`kv` of summary.json: blocks of one replica, preemptions and bytes of all replicas.
+    """Return `kv` of summary.json: blocks of one replica, preemptions and bytes of all replicas.
 
-    Mean use is weighted by step time, over the time in which a step ran. Where replicas have
-    different memory there is no one total, and use is that of each step's own replica.
+    Mean use is weighted by step time. If replicas differ in memory there is no one total, and use
+    is relative to each step's own replica.
     """
     steps, requests = rows.step_columns, rows.request_columns
     total = rows.kv_total_blocks or None
@@ -71,13 +70,13 @@ def describe_kv(rows: RunRows) -> dict:
 
 
 def _host_hit_rate(rows: RunRows, prompt_tokens: int) -> float | None:
-    """Of the prompt tokens of requests that were admitted, those found on the host."""
+    """Return the share of admitted prompt tokens found on the host."""
     return int(rows.request_columns[HOST_TOKENS].sum()) / prompt_tokens if prompt_tokens else None
 
 
 def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict:
-    """`scheduler` of summary.json. Batch and tokens: means a step; waiting: weighted by time. The
-    run is measured from `first_s`, for `duration_s` seconds."""
+    """Return `scheduler` of summary.json. Batch and tokens: means a step; waiting: weighted by
+    time. The run begins at `first_s` and lasts `duration_s` seconds."""
     steps = rows.step_columns
     lengths, total_s = steps.lengths, summed(steps.seconds, 0, len(steps))
     prefill, decode = (steps.first(f"{kind}_requests") for kind in ("prefill", "decode"))
@@ -112,8 +111,8 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
 
 
 def busy_seconds(steps: Steps) -> Part:
-    """Of each step the seconds in which no earlier step of its replica ran. Where pipeline stages
-    have several under way, time counts once."""
+    """Return each step's seconds without an earlier step running on its replica. Overlapping
+    pipeline stages so count once."""
     of, starts, ends = steps.first("replica"), steps.first("start_s"), steps.ended_s
     early = (starts[1:] < ends[:-1]) & (of[1:] == of[:-1])  # ends never go back
     if not early.any():
@@ -125,7 +124,7 @@ def busy_seconds(steps: Steps) -> Part:
 
 
 def _up_seconds(replicas: Columns | None, first_s: float, duration_s: float) -> float | None:
-    """Of all replicas together, those that drain included; None: all were up all the time."""
+    """Return the seconds that all replicas were up, also draining; None: all were always up."""
     if replicas is None:
         return None
     up, down, end_s = replicas["up_s"], replicas["down_s"], first_s + duration_s
@@ -136,7 +135,7 @@ def _up_seconds(replicas: Columns | None, first_s: float, duration_s: float) -> 
 
 
 def _mean(values: Part, steps: Steps, total_s: float) -> float | None:
-    """Weighted by the time of each step; total_s: of all of them."""
+    """Return a mean weighted by step time. total_s: of all steps."""
 
     def weighted(begin: int, end: int) -> np.ndarray:
         return values(begin, end) * steps.seconds(begin, end)
@@ -145,8 +144,8 @@ def _mean(values: Part, steps: Steps, total_s: float) -> float | None:
 
 
 def describe_fleet(rows: RunRows, requests: RequestColumns, duration_s: float) -> dict:
-    """`replicas` of summary.json, if there are several, and `pools`, where a fleet file named
-    some. A request counts for the replica that had it last. requests: columns of rows.requests."""
+    """Return `replicas` of summary.json for several replicas, and `pools` of a fleet file. A
+    request counts for its last replica. requests: columns of rows.requests."""
     lives = rows.replica_columns
     if lives is None or len(lives) < 2 and "pool" not in lives:
         return {}
@@ -168,7 +167,7 @@ def describe_fleet(rows: RunRows, requests: RequestColumns, duration_s: float) -
 
 
 class _Parts:
-    """Rows in order of their replica, so that those of one are a slice."""
+    """Rows sorted by replica, so that a replica's rows are a slice."""
 
     def __init__(self, rows: RunRows, requests: RequestColumns, duration_s: float) -> None:
         lives, table = rows.replica_columns, rows.request_columns
@@ -195,7 +194,7 @@ class _Parts:
         self.blocks = lives["num_blocks"].astype(np.float64)
 
     def describe(self, replicas: Sequence[int]) -> dict:
-        """Of these replicas together. Latencies: of requests that completed."""
+        """Describe these replicas together. Latencies: of completed requests."""
         mine = np.concatenate([np.r_[self.of_requests[i]] for i in replicas])
         r = self.requests.take(mine)
         done = r.finished
@@ -228,14 +227,14 @@ def _between(column: np.ndarray, begin: int, end: int) -> np.ndarray:
 
 
 def _slices(replica: np.ndarray, indices: np.ndarray) -> list[slice]:
-    """Where each replica's rows stand in an ascending column."""
+    """Return each replica's slice of a sorted column."""
     ends = np.searchsorted(replica, [*indices, len(indices)]).tolist()
     return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
 
 def describe_apart(rows: RunRows) -> dict:
-    """`ttft_parts` and `hand_over` of summary.json; nothing for other fleets. Parts: of requests
-    that completed, as the TTFT of the summary."""
+    """Return `ttft_parts` and `hand_over` of summary.json; empty without separate prefill. Parts:
+    of completed requests, as the summary's TTFT."""
     if f"{TTFT_PARTS[0]}_s" not in rows.request_columns:
         return {}
     requests, stays = rows.requests, rows.placements
@@ -255,7 +254,7 @@ def _in_ms(seconds: np.ndarray) -> dict:
 
 
 def _counted(requests: pd.DataFrame, stays: pd.DataFrame) -> dict:
-    """Of the stays of these requests, a warm-up's left out."""
+    """Return the stays of these requests, without a warm-up's."""
     stays = stays[stays["request_id"].isin(set(requests["request_id"]))]
     decodes = stays["role"] == "decode"
     began, ended = stays["load_begin_s"], stays["load_end_s"]
@@ -277,8 +276,8 @@ _SUMMED = ("requests", "failed", "retried", "migrated", "left", "lost_kv_tokens"
 
 
 def describe_failures(rows: RunRows) -> dict:
-    """`failures` of summary.json, where anything was to fail. Counts of what was hit are sums over
-    failures: a request that lost two replicas counts twice. late: requests, each once."""
+    """Return `failures` of summary.json, if the run has failures. Counts sum over failures: a
+    request that lost two replicas counts twice. late: counts each request once."""
     table = rows.failures
     if table is None:
         return {}
@@ -298,13 +297,13 @@ def describe_failures(rows: RunRows) -> dict:
 
 
 def _discarded(rows: RunRows) -> int:
-    """Of requests that began anew; so did requests moved from drained replicas."""
+    """Return the discarded tokens of requests that restarted or left a drained replica."""
     requests = rows.request_columns
     return int(requests["discarded_tokens"].sum()) if "discarded_tokens" in requests else 0
 
 
 def _late(rows: RunRows) -> int:
-    """Requests that lost a replica, completed all the same, and missed an objective."""
+    """Count requests that lost a replica, completed, and missed an objective."""
     requests = rows.request_columns
     if "failures" not in requests:
         return 0
@@ -318,8 +317,8 @@ GPUS = "gpus"  # column of REPLICAS in runs with an autoscaler
 
 
 def describe_scaling(rows: RunRows) -> dict:
-    """`autoscaling` of summary.json, in runs with an autoscaler. A replica takes its GPUs from when
-    it starts up until it is down, or the last request has ended."""
+    """Return `autoscaling` of summary.json, with an autoscaler. A replica holds GPUs from its
+    start-up until it is down, or until the last request has ended."""
     lives, ended = rows.replica_columns, rows.request_columns["ended_s"]
     if lives is None or GPUS not in lives or not len(ended):
         return {}

@@ -1,7 +1,7 @@
-"""Job completion times and fair ratios: how Justitia's evaluation measures efficiency and fairness.
+"""Job completion times and fair ratios, Justitia's measures of efficiency and fairness.
 
 A job is a group of requests: an application with its stages, or a session with its turns. The
-best-effort pool is no job: it has no end of its own, so its batches are counted apart.
+best-effort pool never ends, so it is no job; its batches are counted separately.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def job_completion(requests: pd.DataFrame) -> pd.DataFrame:
-    """A row a job, by its name: service_class, arrival_s, end_s, finished, jct_s (first arrival to
-    end).
+    """Return a row for each job, by name: service_class, arrival_s, end_s, finished, jct_s (first
+    arrival to end).
 
-    Jobs are the groups, in order of first submission, or the single requests if no request has
-    a group. A job is finished when all its submitted requests are; jct_s is NaN otherwise.
+    Jobs are the groups in order of first submission, or single requests without groups. A job is
+    finished when all its submitted requests are; otherwise jct_s is NaN.
     """
     members, key = _applications(requests), "group"
     if len(members) == 0:
@@ -34,8 +34,8 @@ def job_completion(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def describe_jobs(requests: pd.DataFrame, percentiles: Sequence[float] = ()) -> dict | None:
-    """`applications` of summary.json, with these percentiles beside p90 and p99; None if no
-    request has a group."""
+    """Return `applications` of summary.json, with these percentiles besides p90 and p99; None
+    without groups."""
     members = _applications(requests)
     if len(members) == 0:
         return None
@@ -55,7 +55,7 @@ def describe_jobs(requests: pd.DataFrame, percentiles: Sequence[float] = ()) -> 
 
 
 def describe_pool(requests: pd.DataFrame) -> dict | None:
-    """`pool` of the best-effort class: how long its batches take; None if there is no pool."""
+    """Return `pool` of the best-effort class: durations of its batches; None without a pool."""
     members = requests[requests["group"] == POOL_GROUP]
     if len(members) == 0:
         return None
@@ -69,11 +69,10 @@ def describe_pool(requests: pd.DataFrame) -> dict | None:
 
 
 def fair_ratio(rows: RunRows, fair_rows: RunRows) -> pd.DataFrame:
-    """Finish-time fair ratio: each job's completion time over that in a fair policy's run.
+    """Return jct_s, fair_jct_s and fair_ratio by job: its completion time over that in a fair run.
 
-    Both runs must be of one request list. Returns jct_s, fair_jct_s and fair_ratio by job, for
-    jobs that ended in both; above 1 the job ended later than its fair share promises (Justitia,
-    Fig. 10, with VTC as the fair one).
+    Both runs must have one request list. Only jobs that ended in both are returned; above 1 the job
+    ended later than its fair share promises (Justitia, Fig. 10, with VTC as the fair policy).
     """
     import pandas as pd
 
@@ -85,7 +84,7 @@ def fair_ratio(rows: RunRows, fair_rows: RunRows) -> pd.DataFrame:
 
 
 def summarise_fair_ratio(ratios: pd.DataFrame) -> dict:
-    """Of `fair_ratio`'s answer: jobs, mean, p90 and max ratio, and the share not delayed."""
+    """Summarise `fair_ratio`: jobs, mean, p90 and max ratio, and the share not delayed."""
     values = ratios["fair_ratio"].to_numpy(np.float64)
     if len(values) == 0:
         return dict.fromkeys(

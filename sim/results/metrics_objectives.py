@@ -1,5 +1,5 @@
-"""What share of requests keep their objectives, whether the run keeps those that it was given, and
-`--goodput ttft:500 tpot:50`: what makes a request count as good."""
+"""Attainment of request objectives, verdicts on a run's objectives, and `--goodput ttft:500
+tpot:50`: the bounds of a good request."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from twinserve.sim.results.options import Objective
 def describe_attainment(
     r: RequestColumns, mine: np.ndarray, e2el_s: float | None = None
 ) -> dict[str, float | None]:
-    """Attainment of the requests in `mine` (bool[n]); e2el_s: their objective end to end, in
-    seconds, which is no column."""
+    """Return attainment of the requests in `mine` (bool[n]). e2el_s: end-to-end objective in
+    seconds, which has no column."""
     ttft_due, tpot_due = mine & ~np.isnan(r.slo_ttft), mine & ~np.isnan(r.slo_tpot)
     due, met = due_and_met(r, mine, e2el_s)
     further = {}
@@ -41,7 +41,7 @@ def describe_attainment(
 def due_and_met(
     r: RequestColumns, mine: np.ndarray, e2el_s: float | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """bool[n] each: which of `mine` have an objective, and which keep all that they have."""
+    """Return bool[n] each: requests of `mine` with objectives, and those that meet all of them."""
     # Without its first token a request has missed its TTFT, without its end its TPOT: starving it
     # does not pay. (Both are NaN then, and a comparison with NaN is false.)
     ttft_due, tpot_due = mine & ~np.isnan(r.slo_ttft), mine & ~np.isnan(r.slo_tpot)
@@ -54,7 +54,7 @@ def due_and_met(
 
 
 def e2el_bound(objectives: Sequence[Objective], service_class: str) -> float | None:
-    """Seconds; None: the class has no objective end to end."""
+    """Return seconds, or None if the class has no end-to-end objective."""
     for objective in objectives:
         if (objective.service_class, objective.metric) == (service_class, "e2el"):
             return objective.bound_s
@@ -62,11 +62,11 @@ def e2el_bound(objectives: Sequence[Objective], service_class: str) -> float | N
 
 
 def judge(r: RequestColumns, objectives: Sequence[Objective]) -> list[dict]:
-    """`objectives` of summary.json: each one that has a statistic, with what became of it.
+    """Return `objectives` of summary.json: the verdict on each objective with a statistic.
 
-    class, metric, statistic and bound_s (and prefills, where the bound grows with the prompt) as
-    they were given; share: of the requests that have the objective, how many kept it; or value_s:
-    the mean of the completed ones; met: None if no request has the objective.
+    class, metric, statistic, bound_s (and prefills, if the bound grows with the prompt) as given;
+    share: of the requests with the objective, the share that met it; or value_s: mean of completed
+    requests; met: None if no request has the objective.
     """
     return [
         {
@@ -83,7 +83,7 @@ def judge(r: RequestColumns, objectives: Sequence[Objective]) -> list[dict]:
 
 
 def all_met(verdicts: Sequence[dict]) -> bool | None:
-    """Of those that some request was due for; None: of none."""
+    """Return whether all objectives with requests are met; None if there are none."""
     known = [verdict["met"] for verdict in verdicts if verdict["met"] is not None]
     return all(known) if known else None
 
@@ -120,7 +120,7 @@ def _latency(r: RequestColumns, metric: str) -> np.ndarray:
 
 
 def mean(values: np.ndarray, scale: float = 1.0) -> float | None:
-    """None of nothing."""
+    """Return the mean, or None of nothing."""
     return float(np.mean(values) * scale) if len(values) else None
 
 
@@ -128,14 +128,13 @@ GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 
 class GoodputError(TwinserveError, ValueError):
-    """A goodput objective that cannot be read, as one line."""
+    """An unreadable goodput objective, in one line."""
 
 
 def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
-    """{"ttft": 500.0, ...} (ms) from "ttft:500" pairs; one string may hold several.
+    """Return {"ttft": 500.0, ...} (ms) from "ttft:500" pairs; one string may hold several.
 
-    Raises GoodputError for no pair at all, an unknown or repeated name, or a value that is no
-    number of ms.
+    Raises GoodputError for no pair, an unknown or repeated name, or a value that is no number.
     """
     objectives: dict[str, float] = {}
     given = " ".join(pairs)
@@ -169,9 +168,10 @@ def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
 
 
 def is_good(latencies: Mapping[str, np.ndarray], objectives: Mapping[str, float]) -> np.ndarray:
-    """bool[n]: requests within every objective (ms); `latencies`: seconds by name, float64[n] each.
+    """Return bool[n]: requests within every objective (ms). `latencies`: seconds by name,
+    float64[n].
 
-    A latency on the bound is good; the bound is turned into seconds first: vLLM's very comparison.
+    A latency equal to the bound is good. The bound is converted to seconds first, as in vLLM.
     """
     good = np.ones(len(latencies["e2el"]), bool)
     for name, bound_ms in objectives.items():

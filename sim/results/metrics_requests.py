@@ -1,5 +1,5 @@
-"""The columns of requests that metrics are made of, latencies with their distributions as in
-`vllm bench serve`, and the start of a run that a warm-up leaves out."""
+"""Request columns for metrics, latencies and distributions as in `vllm bench serve`, and the
+warm-up that metrics leave out."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def latencies(requests: pd.DataFrame) -> pd.DataFrame:
-    """Seconds: ttft_s, tpot_s, e2el_s and normalized_s (a token), with service_class, by
+    """Return ttft_s, tpot_s, e2el_s and normalized_s (seconds a token), with service_class, by
     `requests`' index.
 
-    NaN if a request has none: no token yet, not finished, or a TPOT of a single token.
+    NaN if undefined: no token yet, not finished, or TPOT of a single token.
     """
     import pandas as pd
 
@@ -41,7 +41,7 @@ def latencies(requests: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """The columns that latencies need, as numpy arrays of one length; seconds and tokens."""
+    """Columns for latencies, numpy arrays of one length; seconds and tokens."""
 
     service_class: np.ndarray
     finished: np.ndarray
@@ -106,7 +106,7 @@ class RequestColumns:
         )
 
     def take(self, rows: np.ndarray) -> RequestColumns:
-        """Of these rows: positions, or bool[n]."""
+        """Return these rows: positions, or bool[n]."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
         lost = {name: who[rows] for name, who in columns.pop("lost").items()}
         taken = {name: None if c is None else c[rows] for name, c in columns.items()}
@@ -121,16 +121,16 @@ Part = Callable[[int, int], np.ndarray]
 
 
 def with_always(percentiles: Sequence[float]) -> tuple[float, ...]:
-    """PERCENTILES, then those of `percentiles` that are not among them."""
+    """Return PERCENTILES, then the new ones of `percentiles`."""
     return (*PERCENTILES, *(q for q in percentiles if q not in PERCENTILES))
 
 
 def describe_ms(
     name: str, seconds: np.ndarray, percentiles: Sequence[float] = PERCENTILES
 ) -> dict[str, float | None]:
-    """{mean,median,std,p50,p90,p95,p99}_{name}_ms of `seconds` (float64[n]); None if n is 0.
+    """Return {mean,median,std,p50,p90,p95,p99}_{name}_ms of `seconds` (float64[n]); None if n is 0.
 
-    The standard deviation is the population's, as numpy's default and vLLM's.
+    The standard deviation is the population's, as in numpy and vLLM.
     """
     if len(seconds) == 0:
         return _named(name, percentiles, None, None, None, [None] * len(percentiles))
@@ -147,7 +147,7 @@ def describe_ms(
 def describe_counted_ms(
     name: str, seconds: np.ndarray, counts: np.ndarray, percentiles: Sequence[float] = PERCENTILES
 ) -> dict[str, float | None]:
-    """`describe_ms` of a list with counts[i] >= 1 times seconds[i]; `seconds` ascending."""
+    """Return `describe_ms` of counts[i] >= 1 times seconds[i]; `seconds` ascending."""
     total = counts.sum()
     if total == 0:
         return describe_ms(name, seconds[:0], percentiles)
@@ -164,13 +164,13 @@ def describe_counted_ms(
 
 
 def sum_of_products(values: np.ndarray, weights: np.ndarray) -> float:
-    """Sum of values[i] * weights[i]; not np.dot, whose last bits depend on the processor and on the
-    number of threads that its BLAS finds."""
+    """Return the sum of values[i] * weights[i]. np.dot is avoided: its last bits depend on the
+    processor and on the threads of its BLAS."""
     return summed(lambda begin, end: values[begin:end] * weights[begin:end], 0, len(values))
 
 
 def summed(part: Part, begin: int, end: int) -> float:
-    """The sum of a column: the same bits as numpy's sum of the whole column, which adds
+    """Return the sum of a column in pieces, bit for bit numpy's sum of the whole column, which adds
     up halves (`pairwise_sum` in numpy/_core/src/umath/loops_utils.h.src)."""
     n = end - begin
     if n <= _CHUNK:
@@ -181,13 +181,14 @@ def summed(part: Part, begin: int, end: int) -> float:
 
 
 def largest(part: Part, begin: int, end: int) -> float:
-    """The largest entry, of one at least."""
+    """Return the largest entry, of at least one."""
     starts = range(begin, end, _CHUNK)
     return max(part(start, min(start + _CHUNK, end)).max().item() for start in starts)
 
 
 def counted_order(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """int64[m]: what sorts `values` ascending, count 0 left out. ValueError: a negative count."""
+    """Return int64[m] that sorts `values` ascending, without count 0. Raises ValueError: negative
+    count."""
     if len(counts) and counts.min() < 0:
         raise ValueError("a count below zero")
     order = np.argsort(values, kind="stable")
@@ -197,8 +198,8 @@ def counted_order(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def _percentiles(
     values: np.ndarray, cumulated: np.ndarray, percentiles: Sequence[float]
 ) -> np.ndarray:
-    """numpy's linearly interpolated percentiles of the expanded list, without that list: the same
-    virtual index, the same two-sided interpolation, so bit for bit the same."""
+    """Return numpy's linearly interpolated percentiles of the expanded list, without expanding it:
+    the same virtual index and two-sided interpolation, so bit for bit equal."""
     last = cumulated[-1] - 1
     position = last * np.true_divide(percentiles, 100.0)
     lower = np.floor(position).astype(np.int64)
@@ -211,7 +212,7 @@ def _percentiles(
 
 
 def _order_statistic(values: np.ndarray, cumulated: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """values[ranks] of the expanded list, ranks from 0."""
+    """Return values[ranks] of the expanded list, ranks from 0."""
     return values[np.searchsorted(cumulated, ranks, side="right")]
 
 
@@ -227,10 +228,11 @@ def _named(
 
 
 def warmup_end_s(warmup: Warmup, requests: Columns) -> float:
-    """Seconds on the clock of the run. Raises WorkloadError if no request is left after it.
+    """Return the warm-up's end, seconds on the run's clock. Raises WorkloadError if no request is
+    left.
 
-    Of N requests: when request N + 1 arrives, in order of arrival. Those of the best-effort pool
-    are not counted: a batch of them comes at once, when the one before it ends.
+    A warm-up of N requests ends when request N + 1 arrives. Requests of the best-effort pool do not
+    count: each batch comes at once when the last one ends.
     """
     arrival = requests["arrival_s"]
     if warmup.seconds is not None:
@@ -246,8 +248,8 @@ def warmup_end_s(warmup: Warmup, requests: Columns) -> float:
 
 
 def after_warmup(rows: RunRows, end_s: float) -> RunRows:
-    """Requests that arrived at `end_s` (seconds) or later, steps that began then, and the gaps of
-    their tokens. Raises ResultsError if gaps were not kept apart in the run."""
+    """Return requests that arrived at `end_s` (seconds) or later, steps that began then, and the
+    gaps of their tokens. Raises ResultsError if the run did not keep gaps apart."""
     if "warmup" not in rows.gaps:
         raise ResultsError(
             "--warmup: the gaps of this run are pooled from its start on; run it again with that "
@@ -262,6 +264,6 @@ def after_warmup(rows: RunRows, end_s: float) -> RunRows:
 
 
 def whole_groups(requests: pd.DataFrame, since_s: float) -> np.ndarray:
-    """bool[n]: not of an application or session that began before `since_s`."""
+    """Return bool[n]: the application or session did not begin before `since_s`."""
     first = requests.groupby("group")["arrival_s"].transform("min")  # NaN: of no group
     return ~(first < since_s).to_numpy()

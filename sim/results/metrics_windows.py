@@ -1,4 +1,4 @@
-"""A run over time: the metrics of each window of arrivals."""
+"""A run over time: metrics for each window of arrivals."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ATTAINED = ("ttft_attainment", "tpot_attainment", "slo_attainment", "e2el_attai
 def describe_windows(
     requests: Columns, options: MetricsOptions, first_s: float, end_s: float
 ) -> list[dict]:
-    """`windows` of summary.json, `options.every_s` seconds each, from `first_s` on until all that
-    comes and ends until `end_s` has (seconds on the clock of the run); or a stage each.
+    """Return `windows` of summary.json: one each `options.every_s` seconds from `first_s` until all
+    that arrives and ends by `end_s` has ended (seconds on the run's clock); or one for each stage.
 
         first_s                                     end_s
         |---------- every ---------|-- every --|-- rest --|
 
-    A window has its start and lacks its end, but for the last one, which has both. Latencies and
-    attainment are of the requests that arrived in it, whenever they ended; served and in_system
-    of all, also of those that arrived before `first_s`.
+    A window includes its start but not its end; the last one includes both. Latencies and
+    attainment are of requests that arrived in the window, whenever they ended. served and in_system
+    count all requests, also those that arrived before `first_s`.
     """
     if not math.isfinite(first_s) or not end_s >= first_s:
         return []
@@ -57,7 +57,7 @@ def describe_windows(
 
 
 def _edges(options: MetricsOptions, first_s: float, end_s: float) -> np.ndarray:
-    """float64[n + 1] of n windows. The first stage begins before the first request does, but a
+    """Return float64[n + 1] of n windows. The first stage begins before the first request unless a
     warm-up cuts it; what ends after the last stage has a window of its own."""
     if options.every_s is not None:
         n = max(math.ceil((end_s - first_s) / options.every_s), 1)
@@ -72,21 +72,21 @@ def _edges(options: MetricsOptions, first_s: float, end_s: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Flow:
-    """int64[n] each, by window: requests completed in it, and there at its end."""
+    """int64[n] each, by window: requests completed in it, and present at its end."""
 
     served: np.ndarray
     in_system: np.ndarray
 
     @classmethod
     def of(cls, arrived: np.ndarray, ended: np.ndarray, finished: np.ndarray, n: int) -> _Flow:
-        """By windows in which requests arrived and ended: -1 is before the first, n not at all."""
+        """Count by windows of arrival and end: -1 is before the first, n never."""
         served = np.bincount(ended[finished] + 1, minlength=n + 2)[1 : n + 1]
         came, went = (np.bincount(x + 1, minlength=n + 2).cumsum() for x in (arrived, ended))
         return cls(served, (came - went)[1 : n + 1])
 
 
 def _window_of(times: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """int64[m], by the windows between `edges`; NaN is after the last one."""
+    """Return int64[m], the windows between `edges`; NaN is after the last one."""
     last = len(edges) - 2
     window = np.searchsorted(edges[:-1], times, side="right") - 1
     return np.where(np.isnan(times), last + 1, window)
@@ -95,7 +95,7 @@ def _window_of(times: np.ndarray, edges: np.ndarray) -> np.ndarray:
 def _describe(
     here: RequestColumns, flow: _Flow, i: int, span: tuple[float, float], options: MetricsOptions
 ) -> dict:
-    """Of the requests that arrived in window i."""
+    """Describe the requests that arrived in window i."""
     percentiles = with_always(options.percentiles)
     n, seconds, served = len(here.e2el), span[1] - span[0], int(flow.served[i])
     done = here.finished

@@ -1,5 +1,5 @@
-"""What is asked of the metrics of a run beside what they always say: a warm-up to leave out,
-windows, further percentiles, objectives. Nothing here changes what is simulated."""
+"""Optional metrics of a run: a warm-up to leave out, windows, more percentiles, objectives. None of
+them changes the simulation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}  # that have objecti
 
 @dataclass(frozen=True)
 class Warmup:
-    """Either the first requests, in order of arrival, or the first seconds since the first
-    arrival."""
+    """The first requests in order of arrival, or the first seconds after the first arrival."""
 
     requests: int | None = None
     seconds: float | None = None
@@ -23,18 +22,18 @@ class Warmup:
         return f"{self.requests}" if self.seconds is None else f"{self.seconds:g}s"
 
     def too_long(self, there: str) -> str:
-        """What is said where it leaves nothing; there: what the trace has."""
+        """Return the error if no request is left. there: the trace's size, in words."""
         return f"--warmup {self}: {there}, so none is left to measure; choose a shorter warm-up"
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A bound on a latency of each request of a class, and what the run as a whole owes.
+    """A bound on a latency of each request of a class, and an optional statistic for the run.
 
     metric     "ttft", "tpot" or "e2el"
-    bound_s    seconds; a value on the bound keeps it
+    bound_s    seconds; a value equal to the bound meets it
     prefills   of ttft: the bound is at least this many times a prompt's isolated prefill
-    statistic  "p90": 90 % of the requests keep the bound; "mean": the mean does; None: no verdict
+    statistic  "p90": 90 % of the requests meet the bound; "mean": the mean does; None: no verdict
     """
 
     service_class: str
@@ -45,7 +44,7 @@ class Objective:
 
     @property
     def share(self) -> float | None:
-        """Of the requests that must keep the bound; None if the statistic is no percentile."""
+        """The share of requests that must meet the bound; None if no percentile is given."""
         if self.statistic is None or self.statistic == "mean":
             return None
         return float(self.statistic[1:]) / 100
@@ -61,13 +60,13 @@ class Objective:
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """What `summarise` is asked for.
+    """Options of `summarise`.
 
     goodput      objectives in ms from `parse_goodput`, by metric
     every_s      seconds of a window of `windows`
-    stages_s     moments at which a window begins and the last one ends, where `every_s` is not
-                 given; those of the workload
-    percentiles  beside those that are always there
+    stages_s     the workload's stages: moments at which a window begins and the last one ends, if
+                 `every_s` is not given
+    percentiles  besides the default ones
     objectives   of the classes; those with a statistic get a verdict
     """
 
@@ -79,7 +78,7 @@ class MetricsOptions:
     objectives: tuple[Objective, ...] = ()
 
     def described(self) -> dict:
-        """`metrics` of run.json; `read_options` makes the options of it again."""
+        """Return `metrics` of run.json, which `read_options` reads."""
         return {
             "goodput_ms": dict(self.goodput) or None,
             "warmup": None if self.warmup is None else asdict(self.warmup),
@@ -91,7 +90,7 @@ class MetricsOptions:
 
 
 def read_options(run: Mapping) -> MetricsOptions:
-    """The options of a run whose run.json is `run`; the defaults if it says nothing of them."""
+    """Return the options of a run from its run.json; the defaults if it has none."""
     said = run.get("metrics") or {}
     warmup = said.get("warmup")
     return MetricsOptions(
@@ -105,8 +104,8 @@ def read_options(run: Mapping) -> MetricsOptions:
 
 
 def measured_again(said: object) -> dict[str, object]:
-    """The flags that ask for these metrics again, by name. said: `metrics` of run.json or of
-    sweep.json; anything else gives none."""
+    """Return the flags for these metrics, by name. said: `metrics` of run.json or of sweep.json;
+    any other value gives none."""
     asked = said if isinstance(said, Mapping) else {}
     goodput, warmup = asked.get("goodput_ms"), asked.get("warmup")
     flags: dict[str, object] = {}
@@ -123,13 +122,13 @@ def measured_again(said: object) -> dict[str, object]:
 
 
 def percentile_name(percentile: float) -> str:
-    """ "p99", "p99.9": as vLLM's benchmark names its results."""
+    """Return "p99" or "p99.9", as vLLM's benchmark names its results."""
     whole = int(percentile)
     return f"p{whole}" if whole == percentile else f"p{float(percentile)}"
 
 
 def spoken(seconds: float) -> str:
-    """1.5 s, 50 ms, 20 us."""
+    """Return a time in words: 1.5 s, 50 ms, 20 us."""
     if seconds >= 1:
         return f"{seconds:.6g} s"
     return f"{seconds * 1e3:.6g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.6g} us"

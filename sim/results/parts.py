@@ -1,5 +1,5 @@
-"""How sure a share of requests is: by parts of a run, since requests of one run depend on each
-other, as a burst makes many of them late at once. And which points others do not beat."""
+"""Confidence of a share of requests, from parts of a run, because requests of one run depend on
+each other (a burst delays many at once). And the points that no other point beats."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _STUDENT = {
 def by_parts(
     arrival_s: np.ndarray, due: np.ndarray, kept: np.ndarray, parts: int = PARTS
 ) -> tuple[tuple[int, int], ...]:
-    """(requests that are due, those of them that kept it) in each of so many equal parts of the
-    time in which the due ones arrived; nothing if none is due. bool[n]: due, kept."""
+    """Return (due requests, those that met it) in each of so many equal parts of the time in which
+    due requests arrived; empty if none is due. bool[n]: due, kept."""
     at, kept = arrival_s[due], kept[due]
     if not len(at):
         return ()
@@ -34,7 +34,8 @@ def by_parts(
 
 
 def ratio(parts: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """(kept / due over all parts, half width of its 95 % interval; infinite of a single part)."""
+    """Return (kept / due over all parts, half width of its 95 % interval; infinite for a single
+    part)."""
     due, kept = sum(n for n, _ in parts), sum(k for _, k in parts)
     share, count = kept / due, len(parts)
     if count < 2:
@@ -44,13 +45,13 @@ def ratio(parts: Sequence[tuple[int, int]]) -> tuple[float, float]:
 
 
 def student(freedom: int) -> float:
-    """The table's value at the next smaller number of degrees of freedom."""
+    """Return the table's value at the next smaller number of degrees of freedom."""
     return _STUDENT[max(n for n in _STUDENT if n <= freedom)]
 
 
 def front(points: Sequence[tuple[float, float]], low_x: bool, low_y: bool) -> list[int]:
-    """Pareto's front: places of the points that no other point equals in one and beats in the
-    other, in order of x. low_x, low_y: whether less is better. Points with NaN are on no front."""
+    """Return Pareto's front: places of the points that no other point dominates, in order of x.
+    low_x, low_y: less is better. A point with NaN is not on the front."""
     signed = [
         (x if low_x else -x, y if low_y else -y, i)
         for i, (x, y) in enumerate(points)

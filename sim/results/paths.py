@@ -1,4 +1,4 @@
-"""Numbers of a summary by their dotted names (classes.rt.p99.9_ttft_ms), and values as text."""
+"""Look up numbers of a summary by dotted name (classes.rt.p99.9_ttft_ms); write values as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lookup(summary: Mapping, path: str) -> Any:
-    """What stands there; None if nothing does."""
+    """Return the value of a dotted name, or None."""
     value: Any = summary
     while path:
         if not isinstance(value, Mapping):
@@ -19,7 +19,7 @@ def lookup(summary: Mapping, path: str) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value as a flag has it."""
+    """Return a value as a flag has it."""
     if isinstance(value, (tuple, list)):
         return " ".join(map(text_of, value))
     if isinstance(value, bool):

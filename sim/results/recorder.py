@@ -1,7 +1,7 @@
-"""Collects what happened as flat columns, and hands it out as data frames. One entry a macro-step:
-a run of identical decode steps stays one entry until the end, and is spread into its rows then.
+"""Record a run as flat columns. A macro-step (a run of identical decode steps) is one entry, and
+becomes rows at the end.
 
-Objects of Python are packed into arrays every thousand entries: they take several times the room.
+Python objects are packed into arrays every thousand entries, to save memory.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _OUTCOMES = np.array([None, *OUTCOMES], dtype=object)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine had at `at_s` (seconds): requests with and without KV on the device, and KV
-    blocks that requests held, of how many."""
+    """An engine's load at `at_s` (seconds): requests with and without KV on the device, used KV
+    blocks, and all KV blocks."""
 
     at_s: float
     running: int
@@ -44,7 +44,8 @@ class Load:
 
 
 class StepRecorder:
-    """Steps and inter-token gaps of one replica. timed: keep when gaps were, for `gap_pools`."""
+    """Record steps and inter-token gaps of one replica. timed: also keep gap times, for
+    `gap_pools`."""
 
     def __init__(self, replica: int = 0, timed: bool = False) -> None:
         self.replica = replica
@@ -105,8 +106,8 @@ class StepRecorder:
         ledger: KvLedger,
         goes_on: bool = False,
     ) -> None:
-        """Before the outcome is booked: memory is as the plan left it. running, waiting: requests,
-        at planning. goes_on: one more step of the run may follow (`went_on`)."""
+        """Record a plan before its outcome is booked: memory is as the plan left it. running,
+        waiting: requests when planned. goes_on: one more step of the run may follow (`went_on`)."""
         taken = len(executed.outcome.ends_s)
         steps = taken + goes_on
         usage = ledger.usage()
@@ -151,8 +152,8 @@ class StepRecorder:
         self.steps += taken
 
     def went_on(self, ends_s: np.ndarray, running: int, waiting: int) -> bool:
-        """The run planned last has one more step, and ends at `ends_s`: one entry with the others.
-        False, and nothing changed, where more has changed since it began; then `planned` is due."""
+        """Extend the last run by one step that ends at `ends_s`. Returns False, and changes
+        nothing, if other counts have changed since the run began; then call `planned`."""
         if self._scalars[-1][3:5] != (running, waiting) or any(self._pending):
             return False
         self._ends[-1] = ends_s
@@ -160,7 +161,7 @@ class StepRecorder:
         return True
 
     def void(self) -> None:
-        """The step planned last, a single one or the last one of a run, never ended."""
+        """Remove the last planned step (single, or last of a run), which never ended."""
         self._ends[-1] = self._ends[-1][:-1]
         self.steps -= 1
         if self.firsts[-1] == self.steps:
@@ -168,11 +169,11 @@ class StepRecorder:
                 column.pop()
 
     def idle(self, now: float, running: int, waiting: int, used: int) -> None:
-        """Nothing is computed from `now` on; what is held stays."""
+        """Nothing is computed from `now` on; memory in use stays."""
         self._idle.append((now, running, waiting, used))
 
     def load(self, at_s: float, total: int) -> Load:
-        """What the recorded steps say of an instant: as of the last that had begun."""
+        """Return the load at an instant, from the last step that had begun."""
         idle = bisect_right(self._idle, at_s, key=lambda entry: entry[0]) - 1
         step = bisect_right(self.starts, at_s) - 1
         if step < 0 or (idle >= 0 and self._idle[idle][0] > self.starts[step]):
@@ -189,8 +190,8 @@ class StepRecorder:
         return Load(at_s, running, waiting, real_time + best_effort + grown, total)
 
     def ended(self, after_s: float, until_s: float) -> tuple[list[float], list[int]]:
-        """Recorded steps that ended after `after_s` and by `until_s` (seconds): when, and how many
-        requests each had."""
+        """Return the ends of recorded steps after `after_s` and by `until_s` (seconds), and the
+        number of requests in each."""
         first = len(self.starts)
         while first and self._ends_of(first - 1)[-1] > after_s:
             first -= 1
@@ -204,7 +205,7 @@ class StepRecorder:
         return found, requests
 
     def _ends_of(self, step: int) -> np.ndarray:
-        """Of the steps of a macro-step."""
+        """Return the ends of a macro-step's steps."""
         pack = step // _PACK
         if pack >= len(self._packed):
             return self._ends[step - _PACK * len(self._packed)]
@@ -212,18 +213,17 @@ class StepRecorder:
         return self._packed[pack][1][self.firsts[step] - before : self.firsts[step + 1] - before]
 
     def _entry(self, step: int) -> Sequence[int]:
-        """What is recorded of a macro-step, in the order of _STEP_COLUMNS."""
+        """Return the record of a macro-step, in the order of _STEP_COLUMNS."""
         pack, place = divmod(step, _PACK)
         if pack < len(self._packed):
             return self._packed[pack][0][place].tolist()
         return self._scalars[step - _PACK * len(self._packed)]
 
     def withdrawn(self, row: int) -> None:
-        """A request left before its end; its row says so (`request_columns`)."""
+        """A request was cancelled; its row records the end (`request_columns`)."""
 
     def without_step(self, plan: StepPlan, to_host_bytes: int, to_device_bytes: int) -> None:
-        """A plan that moved or dropped KV and computed nothing: what it did is booked with the next
-        step."""
+        """Record a plan that moved or dropped KV and computed nothing, with the next step."""
         swapped = sum(kind is Preemption.SWAP for _, kind in plan.preempted)
         for i, n in enumerate(
             (len(plan.preempted) - swapped, swapped, to_host_bytes, to_device_bytes)
@@ -231,7 +231,7 @@ class StepRecorder:
             self._pending[i] += n
 
     def completed(self, executed: Executed, first_gaps: np.ndarray, requests: RequestTable) -> None:
-        """After the outcome is booked. first_gaps: as EngineCore.complete returns them."""
+        """Record a booked outcome. first_gaps: from EngineCore.complete."""
         rows, ends = executed.outcome.emitted, executed.outcome.ends_s
         n_be, found = columns.split_gaps(rows, first_gaps, requests.service_class)
         self._gaps += found
@@ -244,21 +244,21 @@ class StepRecorder:
             self._gap_starts += [executed.outcome.start_s] * len(found)
 
     def ends(self) -> list[np.ndarray]:
-        """When each step ended, seconds: in pieces, one behind the other."""
+        """Return when each step ended, in seconds, in consecutive pieces."""
         return [*(ends for _, ends in self._packed), np.concatenate([np.zeros(0), *self._ends])]
 
     def run_columns(self) -> dict[str, np.ndarray]:
-        """int64[r] each: one entry a run of steps, as its first step has it."""
+        """Return int64[r] each: for each run of steps, the values of its first step."""
         width = len(self._STEP_COLUMNS)
         last = np.array(self._scalars, np.int64).reshape(-1, width)
         columns = np.concatenate([*(values for values, _ in self._packed), last]).T
         return dict(zip(self._STEP_COLUMNS, columns, strict=True))
 
     def gap_pools(self, warmup_end_s: float | None = None) -> list[GapPool]:
-        """Inter-token gaps by class.
+        """Return inter-token gaps by class.
 
-        warmup_end_s  pool apart the gaps whose later token is of a step that began before; seconds,
-                      of a recorder that is `timed`
+        warmup_end_s  seconds: pool separately the gaps whose later token is of an earlier step;
+                      needs `timed`
         """
         gaps = [*self._packed_gaps, _packed(self._gaps)]
         found = Gaps(*(np.concatenate(parts) for parts in zip(*gaps, strict=True)))
@@ -285,15 +285,15 @@ class StepRecorder:
     def _between(
         self, place: np.ndarray, number: np.ndarray, rt: np.ndarray, be: np.ndarray
     ) -> Gaps:
-        """The gaps between the ends of each run (int64[r] each, as in `_runs`)."""
+        """Return the gaps between the ends of each run (int64[r] each, as in `_runs`)."""
         ends, steps = np.concatenate(self.ends()), number - 1
         at = np.arange(steps.sum()) + (place - (steps.cumsum() - steps)).repeat(steps)
         return Gaps(ends[at + 1] - ends[at], steps, rt, be)
 
 
 class Gaps(NamedTuple):
-    """Gaps between tokens: seconds of one outcome or run behind the other, how many there are of
-    each, and how many tokens of each class had each of them."""
+    """Gaps between tokens: seconds of successive outcomes or runs, the number of gaps of each, and
+    the tokens of each class with these gaps."""
 
     seconds: np.ndarray
     number: np.ndarray
@@ -301,7 +301,7 @@ class Gaps(NamedTuple):
     be: np.ndarray
 
     def only(self, chosen: np.ndarray) -> Gaps:
-        """Of these outcomes (bool[r])."""
+        """Return the gaps of these outcomes (bool[r])."""
         kept = (self.number[chosen], self.rt[chosen], self.be[chosen])
         return Gaps(self.seconds[chosen.repeat(self.number)], *kept)
 
@@ -315,7 +315,7 @@ def _packed(gaps: list[tuple[np.ndarray, int, int]]) -> Gaps:
 
 
 def _pooled(gaps: Gaps, runs: Gaps, warmup: bool | None = None) -> list[GapPool]:
-    """Gaps by class, those of single outcomes and those within runs."""
+    """Pool gaps by class, of single outcomes and within runs."""
     everything, number, *counts = (np.concatenate(parts) for parts in zip(gaps, runs, strict=True))
     pools = []
     for name, times in zip(_CLASSES.tolist(), counts, strict=True):
@@ -333,8 +333,7 @@ def _pooled(gaps: Gaps, runs: Gaps, warmup: bool | None = None) -> list[GapPool]
 
 
 def request_columns(requests: RequestTable, replica: int, group_names: list[str]) -> Columns:
-    """One row a submitted request, in order of submission. swapped_tokens: rounded to whole
-    ones."""
+    """Return a row for each submitted request, in order of submission. swapped_tokens: rounded."""
     group = requests.group
     names = np.array([*group_names, None], dtype=object)  # group -1 is the last: none
     found = {

@@ -1,9 +1,9 @@
-"""Routing records: all that a live router was told and asked, in order, and what it said.
+"""Routing records: all inputs of a live router and its answers, in order.
 
-FILE.jsonl.gz holds one JSON array a line: first the record's version, the router and its workers;
-then the events, each with its time (seconds of the front's clock), its kind and its fields
-(`KINDS`). Requests have numbers, and no text: what their prompts begin with are the numbers of KV
-blocks that the router compared. A replica is a life of a worker.
+FILE.jsonl.gz holds one JSON array a line. The first has the record's version, the router and its
+workers. Each other line is an event: its time (seconds of the front's clock), kind and fields
+(`KINDS`). Requests have numbers and no text. Prefixes are the numbers of the KV blocks that the
+router compared. A worker that restarts is a new replica.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ class Event(NamedTuple):
 @dataclass(frozen=True)
 class Routing:
     """router   as on the command line; profile: of its workers, or None
-    workers  URLs
-    """
+    workers  URLs"""
 
     router: str
     profile: str | None
@@ -93,8 +92,8 @@ class Routing:
 
 
 class RoutingWriter:
-    """A record that is written while the router runs. It takes the place of `path` when it is
-    closed, and goes where it is not. Raises OSError."""
+    """Write a record while the router runs. Closing moves the record to `path`; otherwise it is
+    deleted. Raises OSError."""
 
     def __init__(self, path: Path, router: str, profile: str | None, workers: list[str]) -> None:
         self._whole: AbstractContextManager[Path] = whole_file(path)
@@ -108,7 +107,7 @@ class RoutingWriter:
             raise
 
     def note(self, at_s: float, kind: str, *fields: Any) -> None:
-        """fields: in the order of `KINDS`."""
+        """Record an event. fields: in the order of `KINDS`."""
         assert len(fields) == len(KINDS[kind]), kind
         self._line([at_s, kind, *fields])
 
@@ -121,7 +120,7 @@ class RoutingWriter:
         self._whole.__exit__(None, None, None)
 
     def abandon(self, error: OSError) -> None:
-        """Nothing is left of it. error: what befell it; it names the file then."""
+        """Delete the record. error: its cause, which gets the file's name."""
         with suppress(OSError):
             self._file.close()
         with suppress(OSError):
@@ -133,7 +132,7 @@ class RoutingWriter:
 
 
 def without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of a request for a record: no objective is None."""
+    """Return a request's columns for a record; a missing objective is None."""
     return {
         name: None if isinstance(value, float) and math.isnan(value) else value
         for name, value in values.items()
@@ -141,8 +140,8 @@ def without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_routing(path: Path) -> Routing:
-    """Raises ResultsError: no such file, torn, no routing record, or of a later version; OSError
-    where it cannot be read."""
+    """Read a record. Raises ResultsError: no such file, torn, no routing record, or of a later
+    version; OSError if the file cannot be read."""
     try:
         opened = path.open("rb")
     except FileNotFoundError:
@@ -171,7 +170,7 @@ _HEAD: TypeAdapter = TypeAdapter(tuple[_Word, _Word | None, list[_Word]])
 
 
 def _events(lines: list[list]) -> Iterator[Event]:
-    """Raises ValueError if one of them has another form, or does not follow from the others."""
+    """Raise ValueError if an event has a wrong form, or cannot follow the others."""
     lives = _Lives()
     for number, (at_s, kind, *fields) in enumerate(lines, 2):
         try:
@@ -188,12 +187,12 @@ def _events(lines: list[list]) -> Iterator[Event]:
 
 @cache
 def _fields(kind: str) -> TypeAdapter:
-    """Of an event's time and its fields."""
+    """Return the types of an event's time and its fields."""
     return TypeAdapter(tuple[_Seconds, *KINDS[kind].values()])  # type: ignore[misc]
 
 
 class _Lives:
-    """What there is, as events say. A follower of the events need not ask again."""
+    """Check events against the workers and requests so far, so that a later reader need not."""
 
     def __init__(self) -> None:
         self._replicas = 0
@@ -202,7 +201,7 @@ class _Lives:
         self._stays: set[tuple[int, int]] = set()
 
     def follow(self, event: Event) -> bool:
-        """Whether it can be after those before it."""
+        """Return whether the event can follow the earlier ones."""
         told, kind = event.fields, event.kind
         replica, number = told.get("replica", -1), told.get("number", -1)
         if kind == "came":
@@ -237,5 +236,5 @@ def fields_of(load: Load) -> tuple[float, int, int, int, int]:
 
 
 def load_of(fields: tuple[float, int, int, int, int]) -> Load:
-    """The other way round."""
+    """Return the inverse of `fields_of`."""
     return Load(*fields)

@@ -1,11 +1,10 @@
-"""Whether a run keeps up with its arrivals. Where it does not, means depend on the length of the
-trace.
+"""Whether a run keeps up with its arrivals. If not, means depend on the trace's length.
 
-A queue that grows is told from one that only fluctuates by how much it gains in each of ten equal
-parts of the time in which requests arrive: the gain of all parts against their spread. Were the
-queue a random walk, the sum of ten independent gains would be Student's t with nine degrees of
-freedom; the queue of a system that keeps up is bounded, so its gains cancel and the test errs on
-the safe side. tests/sim/test_saturation.py holds the verdicts against queueing theory.
+A growing queue differs from a fluctuating one in its gains over ten equal parts of the arrival
+time: the total gain is compared with the gains' spread. For a random walk, the sum of ten
+independent gains is Student's t with nine degrees of freedom. The queue of a system that keeps up
+is bounded, so its gains cancel, and the test errs on the safe side. The verdicts are checked
+against queueing theory in tests/sim/test_saturation.py.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ FEWEST = 50  # arrivals in the window
 
 @dataclass(frozen=True)
 class Saturation:
-    """What `saturation` found; rates in requests/s, over the window.
+    """Result of `saturation`; rates in requests/s, over the window.
 
-    verdict     keeps up; saturated: the queue grows; sheds: requests end without being served;
-                unclear: `reason` says why
+    verdict     keeps up; saturated: the queue grows; sheds: requests end unserved; unclear: see
+                `reason`
     begin_s, end_s   the window on the run's clock: after the system has filled, to the last arrival
     arrived_per_s, served_per_s, growth_per_s   growth: of the requests in the system
     growth_range_per_s   half width of the growth's 95 % range
-    in_system   requests that were there at the last arrival
-    lost_share  of the requests that arrived in the window, those that ended early
+    in_system   requests in the system at the last arrival
+    lost_share  share of the window's requests that ended early
     """
 
     verdict: Verdict
@@ -56,10 +55,9 @@ class Saturation:
 def saturation(
     arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarray, lost: np.ndarray
 ) -> dict | None:
-    """`saturation` of a class in summary.json, from what comes from outside (no closed loop, and
-    sessions and applications as wholes): seconds, NaN if a request was never scheduled or has
-    not ended, and which ended early (bool[n]). None if there is no rate: nothing, or all at
-    once."""
+    """Return `saturation` of a class in summary.json, for outside arrivals (no closed loop; a
+    session or application is one request). Seconds, NaN if a request was never scheduled or has not
+    ended; early ends as bool[n]. None without a rate: no requests, or all at once."""
     if not len(arrival) or not arrival.max() > arrival.min():
         return None
     return asdict(_judged(arrival, scheduled, ended, lost))
@@ -83,9 +81,9 @@ def _judged(
 
 
 def _early_service_s(arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarray) -> float:
-    """Mean seconds from first scheduled to end, of the first requests: what service takes before
-    there is a queue. Of several counts of first ones the least: the later they came, the longer
-    they may have been preempted."""
+    """Return mean seconds from scheduling to end of the first requests: the service time before
+    there is a queue. The least of several counts of first requests, since later ones may have been
+    preempted."""
     order = np.argsort(arrival, kind="stable")
     service = (ended - scheduled)[order]
     counts = {max(int(share * len(service)), min(FIRST, len(service))) for share in EARLY_SHARES}
@@ -98,8 +96,8 @@ def _early_service_s(arrival: np.ndarray, scheduled: np.ndarray, ended: np.ndarr
 
 
 def _bounded_spread(held: np.ndarray) -> float:
-    """Of the gain of a queue that fluctuates about a line: √2 times that about the line, and twice
-    that, since a random walk stays nearer to its own line than it wanders."""
+    """Return the spread of the gain of a queue that fluctuates about a line: √2 times the spread
+    about the line, doubled. A random walk stays closer to its fitted line than it wanders."""
     at = np.arange(len(held))
     line = np.polynomial.polynomial.polyfit(at, held, 1)
     about = held - np.polynomial.polynomial.polyval(at, line)
@@ -109,8 +107,8 @@ def _bounded_spread(held: np.ndarray) -> float:
 def _of_growth(
     arrival: np.ndarray, ended: np.ndarray, lost: np.ndarray, begin_s: float, end_s: float
 ) -> Saturation:
-    """From the growth of what the system holds, from begin_s to end_s. ended: infinite if a
-    request has not."""
+    """Judge by the growth of the system's requests from begin_s to end_s. ended: infinite if a
+    request has not ended."""
     edges = np.linspace(begin_s, end_s, PARTS + 1)
     came = np.searchsorted(np.sort(arrival), edges, "right")
     held = came - np.searchsorted(np.sort(ended), edges, "right")

@@ -1,4 +1,4 @@
-"""Columns of the tables of a run, with the names of their types in Arrow (`columns.csv`)."""
+"""Columns of a run's tables, with their Arrow types (`columns.csv`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The tables of a run that are long: steps, and gaps between tokens. A run of equal steps stays one
-entry until a column is asked for step by step: there may be seventy times as many steps as runs."""
+"""The long tables of a run: steps, and gaps between tokens. A run of equal steps stays one entry
+until a column is needed step by step: steps can be seventy times as many as runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Pieces:
-    """Arrays one behind the other, without an array of them all."""
+    """Consecutive arrays, without one array of them all."""
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self._arrays = arrays
@@ -35,7 +35,7 @@ class Pieces:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces or [self._arrays[0][:0]])
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """What stands at `places`, which ascend."""
+        """Return the values at `places`, which ascend."""
         cuts = places.searchsorted(self._firsts)
         return np.concatenate(
             [
@@ -61,20 +61,20 @@ class Steps(Protocol):
     def __len__(self) -> int: ...
     def __contains__(self, name: str) -> bool: ...
     def each(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
-        """One entry a step, of all or of those from `begin` to `end`."""
+        """Return one entry a step, of all steps or of those from `begin` to `end`."""
         ...
 
     def seconds(self, begin: int = 0, end: int | None = None) -> np.ndarray:
-        """float64[n]: how long each of these steps took."""
+        """Return float64[n]: the duration of each of these steps."""
         ...
 
     def first(self, name: str) -> np.ndarray:
-        """One entry a run: that of its first step."""
+        """Return one entry a run: that of its first step."""
         ...
 
 
 class FramedSteps:
-    """Steps of which each is a row of `frame`, and a run of its own."""
+    """Steps from the rows of `frame`, each a run of its own."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._frame = frame
@@ -100,8 +100,8 @@ class FramedSteps:
 
 
 class RecordedSteps:
-    """What `recorders` recorded, one after another. Columns change within a run only if runs have
-    times and take blocks; what happens once is of a run's first step."""
+    """The steps of several `recorders` in turn. Within a run only times and taken blocks change;
+    single events belong to the run's first step."""
 
     def __init__(self, recorders: Sequence[StepRecorder]) -> None:
         self._ends = Pieces([ends for recorder in recorders for ends in recorder.ends()])
@@ -129,8 +129,8 @@ class RecordedSteps:
     def _taking(
         self, recorders: Sequence[StepRecorder]
     ) -> dict[str, tuple[np.ndarray, list[np.ndarray]]]:
-        """Of the runs that newly take blocks, by whose they are: int64[k], which runs, and how many
-        each of their steps takes; or more steps than there were, since an arrival cut the run."""
+        """Return, by class, int64[k]: the runs that take blocks, and the blocks of each of their
+        steps. The latter may list more steps than the run has, if an arrival cut the run."""
         runs: dict[str, list[int]] = {}
         taken: dict[str, list[np.ndarray]] = {}
         before = 0
@@ -167,7 +167,7 @@ class RecordedSteps:
         return self.each("end_s", begin, end) - self.each("start_s", begin, end)
 
     def _column(self, name: str, some: slice) -> np.ndarray:
-        """Of the steps of these runs."""
+        """Return the column of the steps of these runs."""
         if name == "kv_used_blocks":
             used = self._column("kv_rt_blocks", some)
             if self._of_runs["kv_be_blocks"].any() or "kv_be_blocks" in self._growth:
@@ -200,7 +200,7 @@ class RecordedSteps:
         return spread
 
     def _grow(self, column: np.ndarray, name: str, some: slice, sign: int = 1) -> None:
-        """Add what the runs of `some` take, or with sign -1 subtract it."""
+        """Add the blocks taken by the runs of `some`, or subtract them with sign -1."""
         runs, taken = self._growth[name]
         mine = slice(*runs.searchsorted([some.start, some.stop]).tolist())
         runs, taken = runs[mine], taken[mine]
@@ -217,7 +217,7 @@ class RecordedSteps:
         column[at] += sign * total
 
     def frame(self) -> pd.DataFrame:
-        """One row a step, recorder by recorder."""
+        """Return one row a step, recorder by recorder."""
         import pandas as pd
 
         names = [name for name in self._of_runs if name != "kv_free_blocks"]
@@ -227,15 +227,15 @@ class RecordedSteps:
 
 
 class Gaps(Protocol):
-    """Gaps between tokens: what was found in each, in order."""
+    """Gaps between tokens, as they were found."""
 
     def pooled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """bool, whether best-effort; seconds; and count of each entry."""
+        """Return the class (bool, best-effort), seconds, and count of each entry."""
         ...
 
 
 class FramedGaps:
-    """Gaps of which each is a row of `frame`."""
+    """Gaps from the rows of `frame`."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._frame = frame
@@ -248,8 +248,8 @@ class FramedGaps:
 
 @dataclass(frozen=True)
 class GapPool:
-    """Distinct gaps of one class, seconds ascending, and how often each was. warmup: whether their
-    later tokens are of steps that began in a warm-up; None: not asked for."""
+    """Distinct gaps of one class, seconds ascending, and their counts. warmup: whether their later
+    tokens are of steps that began in a warm-up; None: not asked for."""
 
     service_class: str
     seconds: np.ndarray
@@ -258,7 +258,7 @@ class GapPool:
 
 
 class RecordedGaps:
-    """The pools of each recorder, one recorder behind the other."""
+    """The pools of several recorders in turn."""
 
     def __init__(self, pools: Iterable[Sequence[GapPool]]) -> None:
         found = [pool for of_one in pools for pool in of_one]
@@ -275,7 +275,7 @@ class RecordedGaps:
         return np.array([length for _, _, length in self._of], np.int64)
 
     def frame(self) -> pd.DataFrame:
-        """service_class, gap_s, count, and warmup on demand."""
+        """Return service_class, gap_s, count, and on demand warmup."""
         import pandas as pd
 
         names = np.array([name for name, _, _ in self._of], "U2").repeat(self._lengths)
@@ -291,13 +291,13 @@ class RecordedGaps:
 
 
 def is_frame(held: object) -> bool:
-    """Whether a table is a frame of pandas; one that was recorded knows how to become one."""
+    """Return whether a table is a pandas frame; a recorded table can become one."""
     return not hasattr(type(held), "frame")
 
 
 class Spread:
-    """A field of RunRows for a table that may be given as it was recorded. It becomes a frame when
-    it is asked for. optional: by default there is none."""
+    """A field of RunRows for a recorded table, which becomes a frame on demand. optional: default
+    None."""
 
     def __init__(self, optional: bool = False) -> None:
         self._optional = optional
@@ -316,5 +316,5 @@ class Spread:
         return held
 
     def __set__(self, rows: object, value: Any) -> None:
-        """A frame, or a RecordedSteps, RecordedGaps or Columns; None: not known."""
+        """Take a frame, or a RecordedSteps, RecordedGaps or Columns; None: not known."""
         rows.__dict__[self._name] = value

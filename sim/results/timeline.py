@@ -1,9 +1,9 @@
 """A run as a Chrome trace (JSON, gzip): open it at ui.perfetto.dev or chrome://tracing.
 
-One process a replica. Its steps are a thread of complete events, its batch, queue and KV use are
-counters, and each request is an asynchronous track: queued, prefill, decode, ended. If there are
-several replicas the router is a process, and requests are flows between it and them.
-Failures are slices on a thread of their replica. Simulated seconds become microseconds.
+A replica is a process. Its steps are a thread of complete events; batch, queue and KV use are
+counters; each request is an asynchronous track: queued, prefill, decode, ended. With several
+replicas the router is a process too, and requests are flows between them. Failures are slices on a
+thread of their replica. Simulated seconds become microseconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _LONGEST_US = 100.0  # of a slice of the router, so that it can be seen
 def router_events(
     placements: pd.DataFrame, requests: pd.DataFrame, steps: pd.DataFrame
 ) -> Iterator[dict]:
-    """Of the stays of `requests`: slices on the router's track and flows, in order of time.
+    """Return slices on the router's track and flows for the stays of `requests`, in order of time.
 
-    steps  those that are drawn; what is not in them has no arrow
+    steps  the drawn ones; a stay without a drawn step has no arrow
     """
     yield from router_names()
     drawn = placements[placements["request_id"].isin(set(requests["request_id"]))]
@@ -42,7 +42,7 @@ def router_events(
 
 
 def router_names() -> Iterator[dict]:
-    """That there is a router's track."""
+    """Return the events that name the router's track."""
     for kind, tid, args in (
         ("process_name", 0, {"name": "router"}),
         ("process_sort_index", 0, {"sort_index": -1}),
@@ -69,7 +69,7 @@ def _slice(name: str, at_s: float, args: dict) -> dict:
 
 
 def _with_lengths(marks: list[dict]) -> Iterator[dict]:
-    """Slices of a thread lie beside or inside each other: each lasts until the next one begins."""
+    """Give slices lengths: each lasts until the next one begins, so that none overlap."""
     times = np.array([mark["ts"] for mark in marks])
     later = np.append(np.unique(times)[1:], np.inf)
     until = dict(zip(np.unique(times).tolist(), later.tolist(), strict=True))
@@ -89,14 +89,14 @@ def _flows(stays: pd.DataFrame, steps: _Steps) -> Iterator[dict]:
 
 
 def _arrow(name: str, tail: tuple[int, float], head: tuple[int, float]) -> Iterator[dict]:
-    """Both ends are bound to the slice that they lie in."""
+    """Return a flow; both ends are bound to their slices."""
     flow = {"cat": "flow", "name": "request", "id": name, "tid": _THREAD}
     yield flow | {"ph": "s", "pid": tail[0], "ts": tail[1]}
     yield flow | {"ph": "f", "bp": "e", "pid": head[0], "ts": head[1]}
 
 
 class _Steps:
-    """Of each replica, in order of time."""
+    """Steps of each replica, in order of time."""
 
     def __init__(self, steps: pd.DataFrame) -> None:
         self._of = {
@@ -105,8 +105,8 @@ class _Steps:
         }
 
     def around(self, replica: int, at_s: float, side: str) -> float | None:
-        """The middle (microseconds) of the first step that ends after `at_s`, or with "left" then;
-        None if none is drawn."""
+        """Return the middle (microseconds) of the first step that ends after `at_s`, or with "left"
+        then; None if none is drawn."""
         steps = self._of.get(replica)
         if steps is None or np.isnan(at_s):
             return None
@@ -118,7 +118,7 @@ FAILURE_THREAD = 2
 
 
 def failure_events(failures: pd.DataFrame, end_s: float) -> Iterator[dict]:
-    """end_s: of the timeline, where those that last end."""
+    """Return the slices of failures. end_s: end of the timeline, for failures that last."""
     for replica in sorted(set(failures["replica"])):
         name = {"name": "failures"}
         about = {"pid": int(replica) + 1, "tid": FAILURE_THREAD}
@@ -150,9 +150,9 @@ def write_timeline(
     max_requests: int = MAX_REQUESTS,
     max_steps: int = MAX_STEPS,
 ) -> None:
-    """Write trace.json.gz: the first `max_requests` requests and the first `max_steps` steps.
+    """Write trace.json.gz with the first `max_requests` requests and the first `max_steps` steps.
 
-    `otherData` says how many there are. The same rows give the same bytes.
+    `otherData` has the full counts. The same rows give the same bytes.
     """
     with open(path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
         packed.writelines(piece.encode() for piece in _document(rows, max_requests, max_steps))
@@ -161,7 +161,7 @@ def write_timeline(
 def trace_events(
     rows: RunRows, max_requests: int = MAX_REQUESTS, max_steps: int = MAX_STEPS
 ) -> Iterator[dict]:
-    """The trace's events one by one: metadata, steps and counters, then the requests' tracks."""
+    """Yield the trace's events: metadata, steps and counters, then the requests' tracks."""
     steps = rows.steps.iloc[:max_steps]
     requests, flows = rows.requests, _has_flows(rows)
     if flows:  # else those of the first replica come first
@@ -246,7 +246,7 @@ def _steps(steps: pd.DataFrame) -> Iterator[dict]:
 
 
 def _counters(steps: pd.DataFrame) -> Iterator[dict]:
-    """A counter keeps its value until its next event, so only changes are written."""
+    """Yield only changes: a counter keeps its value until its next event."""
     tracks = {
         "requests": {"running": "running", "waiting": "waiting"},
         "KV blocks": {
@@ -300,7 +300,8 @@ def _kind(prefills: int, decodes: int) -> str:
 
 
 def _pid(replica: int) -> int:
-    """Viewers take process 0 for the idle task. What no replica got stays with the router."""
+    """Return a process id: viewers take 0 for the idle task. Requests without a replica stay with
+    the router."""
     return ROUTER if replica < 0 else replica + 1
 
 

@@ -1,5 +1,4 @@
-"""Versions of result folders, and what makes an earlier one into a present one
-(docs/formats.md)."""
+"""Versions of result folders, and upgrades of earlier ones (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ RENAMED = {"klass": "service_class"}
 
 
 def with_ends(requests: pd.DataFrame) -> pd.DataFrame:
-    """`requests` with the columns that say how they ended, as they are if no request left early."""
+    """Add the columns on how `requests` ended, as for a run in which none ended early."""
     if _ADDED <= set(requests) or "finished" not in requests:
         return requests
     finished = requests["finished"].to_numpy(bool)
@@ -38,15 +37,15 @@ def with_ends(requests: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Stored:
-    """A result folder, or a part of it, as it was read: tables by the names of TABLES, and
-    run.json without its number. Upgrades work on this, and pass over tables that are not there."""
+    """A result folder, or a part of it, as read: tables by the names of TABLES, and run.json
+    without its number. Upgrades change this and skip missing tables."""
 
     tables: dict[str, pd.DataFrame]
     run: dict
 
 
 def _from_0(stored: Stored) -> Stored:
-    """Version 1 names a request's class `service_class`, and says how requests ended."""
+    """Version 1 names a request's class `service_class`, and has the ends of requests."""
     tables = {name: frame.rename(columns=RENAMED) for name, frame in stored.tables.items()}
     if "requests" in tables:
         tables["requests"] = with_ends(tables["requests"])
@@ -54,8 +53,7 @@ def _from_0(stored: Stored) -> Stored:
 
 
 def _from_1(stored: Stored) -> Stored:
-    """Version 2 says where each request was, and what each replica was: one stay, and up all the
-    time."""
+    """Version 2 has the stays of requests and the replicas: here one stay each, and always up."""
     tables = dict(stored.tables)
     if "requests" in tables:
         tables["placements"] = one_stay_each(tables["requests"])
@@ -64,7 +62,7 @@ def _from_1(stored: Stored) -> Stored:
 
 
 def _from_2(stored: Stored) -> Stored:
-    """Version 3 replays arrivals as they are if no setting says otherwise."""
+    """Version 3 replays arrivals unchanged by default."""
     settings = stored.run.get("config")
     if not isinstance(settings, dict):
         return stored
@@ -72,8 +70,8 @@ def _from_2(stored: Stored) -> Stored:
 
 
 def with_load(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run before version 3 as they are written now: named traces were brought to 70 %
-    of the estimated capacity if no setting said otherwise."""
+    """Convert settings of a run before version 3: by default, named traces ran at 70 % of the
+    estimated capacity."""
     silent = all(settings.get(name) is None for name in ("load", "rate", "rate_scale"))
     trace = str(settings.get("trace", "mooncake"))
     if silent and (is_synthetic(trace) or resolve_name(trace)):
@@ -82,8 +80,7 @@ def with_load(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_3(stored: Stored) -> Stored:
-    """Version 4 schedules asynchronously, and adds the host's time to synchronous steps, if no
-    setting says otherwise."""
+    """Version 4 by default schedules asynchronously, and adds host time to synchronous steps."""
     settings = stored.run.get("config")
     if not isinstance(settings, dict):
         return stored
@@ -91,12 +88,12 @@ def _from_3(stored: Stored) -> Stored:
 
 
 def with_host(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run before version 4 as they are written now."""
+    """Convert settings of a run before version 4."""
     return {"async_scheduling": False, "host_time": "none", **settings}
 
 
 def one_stay_each(requests: pd.DataFrame) -> pd.DataFrame:
-    """PLACEMENTS of requests that were on one replica each."""
+    """Return PLACEMENTS of requests that stayed on one replica."""
     same = [name for name in PLACEMENTS if name in REQUESTS]
     return requests[same].assign(
         request=np.arange(len(requests)), placement=0, role="serve", placed_s=requests["arrival_s"]
@@ -104,7 +101,7 @@ def one_stay_each(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def made_of(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of REPLICAS, from a run.json."""
+    """Return columns of REPLICAS, from a run.json."""
     kv = run.get("kv", {})
     return {
         "policy": run.get("label"),
@@ -116,7 +113,7 @@ def made_of(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def up_all_the_time(requests: pd.DataFrame, made: Mapping[str, Any]) -> pd.DataFrame:
-    """REPLICAS of a run whose replicas were alike, and up from its start to its end."""
+    """Return REPLICAS of a run whose equal replicas were up from start to end."""
     import pandas as pd
 
     never = {f"{life}_s": np.nan for life in ("draining", "down")}

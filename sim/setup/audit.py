@@ -1,6 +1,6 @@
-"""Check that a policy, a router or a reader of traces keeps its contract.
+"""Check that a policy, a router or a trace reader keeps its contract.
 
-`check_policy`, `check_router` and `check_reader` are one line of a test each; `Auditor` watches the
+`check_policy`, `check_router` and `check_reader` take one line in a test. `Auditor` watches the
 engine of a run of your own.
 """
 
@@ -51,18 +51,16 @@ PATIENCE_S = 0.3  # after which clients leave, where they do: many are served, a
 
 
 class AuditError(AssertionError):
-    """A rule that a policy broke: one line that says which, in what run and when."""
+    """A broken rule: one line with the rule, the run and the time."""
 
 
 class Auditor:
-    """Checks every plan and every outcome of one engine, from now on.
+    """Check every plan and every outcome of one engine from now on.
 
-    longest  prompt and output tokens of the longest request, where `Policy.step_tokens` is to be
-             checked as well
-    recount  the whole ledger, from scratch, twice a step
+    longest  prompt and output tokens of the longest request, to check `Policy.step_tokens`
+    recount  recount the whole ledger twice a step
 
-    Raises AuditError at the first thing that is wrong (LedgerError if an account does not add
-    up).
+    Raises AuditError at the first broken rule, and LedgerError if an account does not add up.
     """
 
     def __init__(self, core: EngineCore, longest: int | None = None, recount: bool = True) -> None:
@@ -120,7 +118,7 @@ class Auditor:
         return plan
 
     def _transitions(self, plan: StepPlan, before: np.ndarray, now: float) -> None:
-        """Rows that the plan admits, brings back and takes from were in the state for it."""
+        """Check that each request was in the state that its transition in the plan needs."""
         lost = {row for row, _ in plan.preempted}
         for what, rows, state in (
             ("preempted without KV", list(lost), State.RUNNING),
@@ -154,7 +152,7 @@ class Auditor:
         return gaps
 
     def counts_hold(self, now: float) -> None:
-        """The ledger adds up, and the engine's counts are the table's."""
+        """Check that the ledger adds up, and that the engine's counts match the request table."""
         if self.recount:
             self.core.ledger.check()
         state = self.core.requests.state
@@ -185,18 +183,17 @@ def check_policy(
     config: SimulationConfig = CROWDED,
 ) -> int:
     """Run `policy` over small random workloads with too little memory, on each ledger of `kv`
-    (default: all there are).
+    (default: all ledgers).
 
     policy  as on the command line, or a class, or a spec
     config  sizes of the engine, profile, estimator
 
-    Asked: every plan keeps the rules of `Auditor`; every request ends with all its tokens, and
-    gives its memory back; the same run again, with every step planned by itself and with
-    `valid_for` made use of gives the same rows to the last bit; if the policy can forget requests
-    (`on_withdraw`), all of it where clients give up after `PATIENCE_S`, too; and if it takes part
-    in asynchronous scheduling, all of it there.
+    Check that every plan keeps the rules of `Auditor`; that every request ends with all its tokens
+    and gives its memory back; that a second run, with single steps or with `valid_for`, gives the
+    same rows to the last bit. A policy with `on_withdraw` also runs with clients that give up after
+    `PATIENCE_S`. A policy that takes part in asynchronous scheduling also runs with that.
 
-    Returns how many plans were checked. Raises AuditError with policy, ledger and seed.
+    Returns the number of plans checked. Raises AuditError with policy, ledger and seed.
     """
     spec = _spec(policy)
     plans = 0
@@ -286,15 +283,15 @@ def check_router(
     replicas: Sequence[int] = (1, 2, 5),
     config: SimulationConfig = CROWDED,
 ) -> int:
-    """Run small random workloads on fleets of so many `replicas`, whose requests `router` places.
+    """Run small random workloads on fleets of so many `replicas`, with requests placed by `router`.
 
     router  as on the command line, or a class, or a spec
 
-    Asked: it answers with the index of one of `view.up`, or a Verdict, and leaves the view as it
-    is; every request ends; the same run again gives the same rows, as one does in which output
-    lengths are hidden from it.
+    Check that the router answers with an index of `view.up` or a Verdict and does not change the
+    view; that every request ends; that a second run gives the same rows, as does a run with hidden
+    output lengths.
 
-    Returns how many answers were checked. Raises AuditError with router, fleet and seed.
+    Returns the number of answers checked. Raises AuditError with router, fleet and seed.
     """
     if isinstance(router, str):
         spec = parse_router(router)
@@ -326,7 +323,7 @@ def _check_placed(inputs: Inputs, spec: RouterSpec) -> int:
 
 
 def _placed(inputs: Inputs, spec: RouterSpec, hidden: bool) -> tuple[RunRows, int]:
-    """Rows of a run, and how often the router was asked."""
+    """Return the rows of a run, and the number of questions to the router."""
     router, answers = spec.build(), 0
     place = router.place
 
@@ -352,14 +349,14 @@ def _placed(inputs: Inputs, spec: RouterSpec, hidden: bool) -> tuple[RunRows, in
 def check_reader(
     reader: str | type[TraceReader], file: str | Path, seeds: Iterable[int] = range(50)
 ) -> int:
-    """Read `file`, which the reader must take, and the file with damages.
+    """Read a valid `file`, then damaged copies of the file.
 
     reader  as after `--format`, or a class
 
-    Asked: the file has requests; read again they are the same; what is damaged is read, or refused
-    with a WorkloadError.
+    Check that the file has requests, and that a second reading gives the same. The reader must read
+    a damaged copy, or refuse the copy with a WorkloadError.
 
-    Returns how many damaged files were refused. Raises AuditError with the damage.
+    Returns the number of refused copies. Raises AuditError with the damage.
     """
     data, path = Path(file).read_bytes(), str(file)
     whole, refused = _read(reader, data, path, "as it is"), 0
@@ -389,7 +386,7 @@ def _read(
 
 
 def _damaged(data: bytes, seeds: Iterable[int]) -> Iterator[tuple[str, bytes]]:
-    """What was done to a file, and its content then."""
+    """Yield each damage in words, with the damaged content."""
     yield "without content", b""
     yield "cut in the middle", data[: len(data) // 2]
     lines = data.splitlines(keepends=True)
@@ -402,8 +399,8 @@ def _damaged(data: bytes, seeds: Iterable[int]) -> Iterator[tuple[str, bytes]]:
 
 
 def crowd(seed: int, requests: int = 24) -> Workload:
-    """Requests of both classes, some with objectives, some whose prompts begin alike, sessions, and
-    a closed loop; most of them within a fifth of a second."""
+    """Return requests of both classes, most within 0.2 s: some with objectives, some with shared
+    prefixes, sessions, and a closed loop."""
     rng = np.random.default_rng(seed)
     prompt = rng.integers(1, 200, requests)
     output = rng.integers(1, 100, requests)

@@ -1,5 +1,4 @@
-"""The settings of a run: one model, from which the command line's flags are made and which run.json
-keeps."""
+"""The settings of a run: the source of the command line's flags, and part of run.json."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ GENERATED_RATE = 10.0  # requests a second of a generated trace, if nothing sets
 
 
 def below(base: dict, given: dict) -> dict:
-    """Return `base` with the settings of `given`, which replace those that they exclude."""
+    """Return `base` with the settings of `given`. These also replace the settings they exclude."""
     kept = dict(base)
     if any(given.get(name) is not None for name in KV_SIZES):
         kept = {name: value for name, value in kept.items() if name not in KV_SIZES}
@@ -49,7 +48,7 @@ def below(base: dict, given: dict) -> dict:
 
 
 class SettingsError(TwinserveError, ValueError):
-    """Settings that contradict each other or make no sense; one line."""
+    """Settings that contradict each other or make no sense, in one line."""
 
 
 def settings_line(error: ValidationError) -> str:
@@ -65,7 +64,7 @@ def settings_line(error: ValidationError) -> str:
 @grouped
 @Parameter(name="*")
 class SimulationConfig(BaseModel):
-    """Settings of a simulation: every setting that changes a result, and no other."""
+    """Every setting that changes a simulation's result, and no other."""
 
     # Its validators are built when the first settings are checked: a page of help needs none.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -239,7 +238,7 @@ class SimulationConfig(BaseModel):
     results, slower."""
 
     def __init__(self, **settings: Any) -> None:
-        """Raises SettingsError for the first invalid setting."""
+        """Raise SettingsError for the first invalid setting."""
         try:
             super().__init__(**settings)
         except ValidationError as error:
@@ -248,7 +247,7 @@ class SimulationConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _with_server(cls, given: Any) -> Any:
-        """The settings of --from-vllm below those that are given."""
+        """Put the settings of --from-vllm below the given ones."""
         if not isinstance(given, dict):
             return given
         text = given.get("from_vllm")
@@ -270,7 +269,7 @@ class SimulationConfig(BaseModel):
     )
     @classmethod
     def _human_integer(cls, given: object) -> object:
-        """As vLLM takes it: 32k is 32,000, 32K is 32,768."""
+        """Read a number as vLLM does: 32k is 32,000, 32K is 32,768."""
         return human_integer(given) if isinstance(given, str) else given
 
     @field_validator("policy")
@@ -300,7 +299,7 @@ class SimulationConfig(BaseModel):
         return text
 
     def _take_ranks(self) -> None:
-        """Into the profile's name: runs and their files know nothing else."""
+        """Move the ranks into the profile's name: runs and their files use nothing else."""
         given = {name: vars(self)[name] for name in RANKS if vars(self)[name] is not None}
         if not given:
             return
@@ -317,7 +316,7 @@ class SimulationConfig(BaseModel):
         self.model_fields_set.update(["profile"] + ["replicas"] * (dp is not None))
 
     def _take_release(self) -> None:
-        """What vLLM of that release does if no option says otherwise."""
+        """Set the default of that vLLM release if no option sets one."""
         if self.engine_version is not None and "async_scheduling" not in self.model_fields_set:
             from twinserve.profiles.kv_memory.releases import ASYNCHRONOUS, parse_release
 
@@ -365,7 +364,7 @@ class SimulationConfig(BaseModel):
 
     @property
     def changes_replicas(self) -> str | None:
-        """The flag by which replicas come, go or change in the run; None: there is none."""
+        """The flag that adds, removes or changes replicas during the run, or None."""
         for name in ("failures", "mttf", "autoscale"):
             if getattr(self, name) is not None:
                 return f"--{name}"
@@ -380,7 +379,7 @@ class SimulationConfig(BaseModel):
         self._check_used()
 
     def _check_used(self) -> None:
-        """Raises ValueError for a setting of failures or of autoscaling if there is none."""
+        """Raise ValueError for a setting of failures or of autoscaling in a run without these."""
         fails = self.failures is not None or self.mttf is not None
         scales = self.autoscale is not None
         either = "nothing fails and nothing scales; give --failures, --mttf or --autoscale"
@@ -416,8 +415,8 @@ PRESETS: dict[str, dict] = {
 
 
 def parse_slo(text: str | None) -> tuple[float, float, float] | None:
-    """(ttft seconds, tpot seconds, k); None for no objectives; the default scales TTFT with
-    prompts. Raises SettingsError."""
+    """Return (ttft seconds, tpot seconds, k), or None for no objectives; the default scales TTFT
+    with prompts. Raises SettingsError."""
     if text is None:
         return 0.4, 0.2, 5.0
     if text == "none":

@@ -1,4 +1,4 @@
-"""How much work the requests of a run bring, and when: what autoscalers may be told."""
+"""The work that the requests of a run bring over time: what autoscalers may know in advance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twinserve.traces.workload import Workload
 
 
 def check_autoscaling(config: SimulationConfig, hardware: Hardware) -> None:
-    """Raises SettingsError or RegistryError for what cannot be scaled."""
+    """Raise SettingsError or RegistryError for a fleet that cannot be autoscaled."""
     if config.autoscale is None:
         return
     parse_scaler(config.autoscale)
@@ -36,8 +36,8 @@ def bounds_of(config: SimulationConfig) -> Bounds:
 
 
 def demand_of(inputs: Inputs) -> Demand:
-    """Of the listed requests; a later turn or stage counts when its session or application
-    begins."""
+    """Return the demand of the listed requests. A later turn or stage counts from the start of its
+    session or application."""
     workload = inputs.workload
     arrival_s = _known(workload)
     order = np.argsort(arrival_s, kind="stable")
@@ -61,7 +61,7 @@ def demand_of(inputs: Inputs) -> Demand:
 
 
 def _known(workload: Workload) -> np.ndarray:
-    """float64[n]: arrivals; of what comes later in its group, the group's first one."""
+    """Return float64[n], arrivals (s); a later turn or stage has its group's first arrival."""
     arrival_s = workload.arrival_s.copy()
     later = np.isnan(arrival_s)
     if later.any():

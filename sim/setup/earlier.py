@@ -1,5 +1,4 @@
-"""Requests like those of a run, none of which is in it: what a predictor is trained on before the
-run begins."""
+"""Requests like those of a run, but not in the run: predictors are trained on these beforehand."""
 
 from __future__ import annotations
 
@@ -30,20 +29,20 @@ class Lengths:
 
 
 def _drawn_again(trace: str) -> bool:
-    """Whether another seed gives other requests, without settings of its own."""
+    """Return whether another seed alone gives other requests."""
     return is_apps(trace) or is_longdoc(trace) or is_in_a_line(trace) or trace == TIDAL
 
 
 def earlier_lengths(
     config: SimulationConfig, workload: Workload, longest: int, sources: Sources = READ
 ) -> Lengths | None:
-    """Up to `MOST` requests of the run's trace that are not in `workload`; None if fewer than
-    `LEAST` are left.
+    """Return up to `MOST` requests of the run's trace that are not in `workload`, or None if fewer
+    than `LEAST` are left.
 
-    A generated trace is drawn once more with another seed; of a recorded one it is a draw from the
-    rows that the run leaves out.
+    A generated trace is drawn again with another seed. From a recorded trace, requests are drawn
+    that the run leaves out.
 
-    longest  tokens of a request at most, as in the run
+    longest  most tokens of a request, as in the run
     """
     seeds = np.random.SeedSequence(config.seed, spawn_key=(_OTHER_SEED,))
     rng, other = np.random.default_rng(seeds), int(seeds.generate_state(1)[0])

@@ -1,17 +1,17 @@
-"""How far the results of a run move with what is not known of its step times and front end.
+"""How far a run's results move with the uncertainty of step times and front end.
 
-The same requests run again with all step times off by the expected error
-(`twinserve.profiles.evidence`): decodes longer or shorter, what prompts add longer or shorter, each
-with each, as a policy that gains where both err one way may lose where they err apart. Before a
-front end they run again with what was not said of it: a fast host, a slow one, chats. The range of
-a metric is that of the run as it is and these. It is no confidence interval, and nothing says that
-an error between the two ends moves a metric less.
+The same requests run again with step times off by the expected error
+(`twinserve.profiles.evidence`). Decodes and prompts are each longer or shorter, in all four
+combinations: a policy may gain when both err in one direction and lose otherwise. With a front end,
+runs follow with a fast host, a slow host and chats, unless the settings name these. A metric's
+range covers all these runs. The range is no confidence interval: an error between the two ends can
+move a metric further.
 
-Policies are fitted to the step times of the run that they are in, as they would be on the engine.
-Objectives, arrivals and KV memory stay what they are.
+Policies are fitted to the step times of their run, as on a real engine. Objectives, arrivals and KV
+memory stay the same.
 
-What a fleet would have kept without its failures, and with one more replica (N + 1): runs beside
-the one in question, over the same requests.
+For a fleet, `--spare` compares the run with one without failures and one with another replica (N +
+1), over the same requests.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ METRICS = (
 
 @dataclass(frozen=True)
 class StepsOff:
-    """Step times that are off: factors on whole decodes, and on what prompts add to a step."""
+    """Wrong step times: factors on whole decodes, and on the prompts' share of a step."""
 
     label: str
     decode: float
     prefill: float
 
     def of(self, profile: Profile) -> Profile:
-        """`profile` with step times like that; host time is part of the decodes'."""
+        """Return `profile` with these step times. Host time counts as part of the decodes."""
         return profile.scaled(step=self.decode, prefill=self.prefill / self.decode)
 
 
 def corners(decode: float, prefill: float) -> list[StepsOff]:
-    """Each longer by its relative error, or shorter by as much, with each; what is not in doubt is
-    not varied."""
+    """Return all combinations of longer and shorter, by these relative errors. An error of 0 is not
+    varied."""
 
     def factors(error: float) -> dict[str, float]:
         return (
@@ -92,7 +92,7 @@ def _said(side: str, what: str) -> list[str]:
 
 
 def with_steps_off(inputs: Inputs, off: StepsOff) -> Inputs:
-    """The same requests on hardware with these step times."""
+    """Return the same requests on hardware with these step times."""
     hardware = inputs.hardware
     profile = off.of(hardware.profile)
     model = profile.model(hardware.limits.max_num_seqs)
@@ -107,14 +107,14 @@ def run_with_steps_off(
     options: MetricsOptions = PLAIN,
     begin: Callable[[str], None] = lambda label: None,
 ) -> Iterator[RunResult]:
-    """One policy in each of the corners, one after another; begin(label) before each."""
+    """Run one policy in each of the corners, one after another; begin(label) before each."""
     for off in corners(errors.decode.error, errors.prefill.error):
         begin(f"{spec.label}, {off.label}")
         yield run_policy(with_steps_off(inputs, off), spec, report, options)
 
 
 def with_front_ends_off(inputs: Inputs) -> list[tuple[str, Inputs]]:
-    """What was not said of the front end: a label, and the same requests with another value."""
+    """Return a label and the same requests for each front-end value left open."""
     front_end, text = inputs.front_end, inputs.config.front_end
     if front_end is None or front_end.threads is None:
         return []
@@ -133,8 +133,8 @@ def with_front_ends_off(inputs: Inputs) -> list[tuple[str, Inputs]]:
 
 
 def check_error_bars(inputs: Inputs) -> None:
-    """Before anything is run. Raises SettingsError for the pools of a fleet file, ProfileError for
-    a profile whose step times cannot be off."""
+    """Check before any run. Raises SettingsError for the pools of a fleet file, ProfileError for a
+    profile whose step times have no known error."""
     if inputs.pools:
         raise SettingsError("--error-bars changes the step times of one profile; drop --fleet")
     errors = expected_errors(inputs.hardware.profile)
@@ -153,9 +153,9 @@ def add_error_bars(
     begin: Callable[[str], None] = lambda label: None,
     errors: ExpectedErrors | None = None,
 ) -> None:
-    """Run the corners of `spec`, and add to `result`, its run with step times as they are: the
-    ranges to the summary (`error_bars`), the errors to what becomes run.json. errors: by default
-    those expected of the profile. Raises as `check_error_bars`."""
+    """Run the corners of `spec`. Add the ranges to the summary of `result` (`error_bars`), and the
+    errors to its run.json. errors: by default the profile's expected errors. Raises as
+    `check_error_bars`."""
     check_error_bars(inputs)
     most = most_decodes(result.rows.step_columns)
     errors = errors or expected_errors(inputs.hardware.profile, decodes=most)
@@ -171,7 +171,7 @@ def add_error_bars(
 
 
 def ranges(summaries: Iterable[Mapping]) -> dict[str, list[float]]:
-    """Metric -> [low, high] over the summaries; those that none of them has are left out."""
+    """Return metric -> [low, high] over the summaries, for metrics that any summary has."""
     summaries = list(summaries)
     asked = [percentile_name(q) for s in summaries[:1] for q in s.get("percentiles", ())]
     further = [
@@ -189,7 +189,7 @@ def ranges(summaries: Iterable[Mapping]) -> dict[str, list[float]]:
 
 
 def _of_verdicts(summaries: Sequence[Mapping]) -> dict[str, list[float]]:
-    """objectives.N of the N-th objective of the list: 1 where it is met, 0 where it is not."""
+    """Return objectives.N for the N-th objective: 1 if met, 0 if not."""
     lists = [summary.get("objectives", ()) for summary in summaries]
     bars = {}
     for number, one in enumerate(zip(*lists, strict=True)):
@@ -200,7 +200,7 @@ def _of_verdicts(summaries: Sequence[Mapping]) -> dict[str, list[float]]:
 
 
 def said_of_bars(inputs: Inputs, decodes: int = 0) -> str:
-    """A line on what the ranges of a table are. decodes: most at once in their runs."""
+    """Describe the ranges of a table in one line. decodes: most decodes at once in the runs."""
     errors = expected_errors(inputs.hardware.profile, decodes=decodes)
     front_end = "".join(f"; {label}" for label, _ in with_front_ends_off(inputs))
     off = f"step times off by the expected error: {errors}{front_end}"
@@ -213,7 +213,7 @@ _ATTAINMENT = "slo_attainment"
 
 
 def check_beside(inputs: Inputs) -> None:
-    """Raises SettingsError if nothing fails, or one replica more is not defined."""
+    """Raise SettingsError if nothing fails, or if an autoscaler sets the number of replicas."""
     if inputs.failures is None:
         raise SettingsError("--spare: nothing fails; give --failures or --mttf")
     if inputs.config.autoscale is not None:
@@ -230,8 +230,8 @@ def add_beside(
     options: MetricsOptions = PLAIN,
     begin: Callable[[str], None] = lambda label: None,
 ) -> None:
-    """`failures.beside` of the result's summary: the same policy without failures, and with one
-    more replica (of each pool)."""
+    """Add `failures.beside` to the summary: the same policy without failures, and with one more
+    replica (of each pool)."""
     found: dict[str, dict[str, Any]] = {}
     runs = {WITHOUT: replace(inputs, failures=None), ONE_MORE: with_one_more(inputs)}
     found["this_run"] = kept(result)
@@ -242,9 +242,9 @@ def add_beside(
 
 
 def with_one_more(inputs: Inputs) -> Inputs:
-    """The same requests for a fleet with one more replica (of each pool). It comes after all
-    others, so that failures strike the same requests. What `--load` made of rates stays as it
-    is."""
+    """Return the same requests for a fleet with one more replica (of each pool). The new replica
+    has the last index, so that failures strike the same replicas. The rates set by `--load` stay.
+    """
     config = inputs.config.model_copy(update={"replicas": inputs.config.replicas + 1})
     if not inputs.pools:
         return replace(inputs, config=config)
@@ -255,7 +255,7 @@ def with_one_more(inputs: Inputs) -> Inputs:
 
 
 def kept(result: RunResult) -> dict[str, Any]:
-    """What is compared: ends, latencies of those that completed, and attainment by class."""
+    """Return the compared numbers: ends, latencies of completed requests, attainment by class."""
     summary = result.summary
     found = {name: summary[name] for name in _WHOLE}
     for name, part in summary["classes"].items():

@@ -1,5 +1,5 @@
-"""What goes wrong in a run, from settings: a file of failures, in YAML, JSON or CSV, or mean times
-(docs/fleet.md). Whatever is wrong is one line: file, row, field, what to do."""
+"""Failures of a run, from a file (YAML, JSON or CSV) or from mean times (docs/fleet.md). An error
+is one line: file, row, field, what to do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_KIND = {"factor": Kind.SLOW, "grace_s": Kind.DRAIN}
 
 
 class FaultSettings(BaseModel):
-    """A row of the file; as `Fault`."""
+    """A row of the file, with the fields of `Fault`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
@@ -41,7 +41,7 @@ class FaultSettings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_flag(cls, given: Any) -> Any:
-        """What YAML and JSON write as true is 1 to Python, and no number to its writer."""
+        """Refuse `true`: Python reads it as 1, but the file's author meant no number."""
         if isinstance(given, bool):
             raise ValueError("is true or false; write a number, 1 for one")
         return given
@@ -78,8 +78,8 @@ class FaultSettings(BaseModel):
 
 
 def read_failures(given: str) -> tuple[str, list[FaultSettings]]:
-    """A file's path, or its content where that begins with a bracket: where it is from, as errors
-    have it, and its rows. Raises SettingsError."""
+    """Return the file's name for errors, and its rows. The text is a path, or the content if it
+    begins with a bracket. Raises SettingsError."""
     inline = given.lstrip().startswith("[")
     where = _FLAG if inline else f"{_FLAG} {given}"
     text = given if inline else text_of(where, given)
@@ -124,8 +124,8 @@ def _row(where: str, number: int, row: Any) -> FaultSettings:
 def resolve_failures(
     config: SimulationConfig, replicas: int, ranks: bool
 ) -> tuple[SimulationConfig, Schedule]:
-    """The settings with the file's content in place of its name, as run.json keeps them, and what
-    goes wrong. replicas: of the fleet. ranks: some share experts with others. Raises
+    """Return the settings with the file's content instead of its name (for run.json), and the
+    schedule of failures. replicas: of the fleet. ranks: some replicas share experts. Raises
     SettingsError."""
     if ranks:
         raise SettingsError(
@@ -149,8 +149,7 @@ def resolve_failures(
 
 
 def check_crashes(schedule: Schedule, replicas: int, last_s: float) -> None:
-    """Raises SettingsError if a run up to `last_s` would have more crashes than it can get
-    through."""
+    """Raise SettingsError if a run up to `last_s` seconds would have too many crashes."""
     if schedule.mttf_s is None:
         return
     cycle_s = schedule.mttf_s + schedule.mttr_s + schedule.start_up_s
@@ -162,7 +161,7 @@ def check_crashes(schedule: Schedule, replicas: int, last_s: float) -> None:
 
 
 def _check_apart(where: str, rows: Sequence[FaultSettings]) -> None:
-    """Raises SettingsError if two failures that end each other are at one replica at a time."""
+    """Raise SettingsError if two failures overlap on one replica."""
     of: dict[tuple[int, str], list[tuple[Fault, int]]] = {}
     for number, row in enumerate(rows, 1):
         what = "gone" if row.kind in (Kind.CRASH, Kind.DRAIN) else row.kind

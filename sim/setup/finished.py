@@ -1,4 +1,4 @@
-"""Runs that a former command wrote before it was stopped, taken as they are."""
+"""Reuse the finished runs of an interrupted command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAME = (
 def finished_run(
     folder: Path, inputs: Inputs, spec: PolicySpec, options: MetricsOptions, extras: dict[str, bool]
 ) -> RunResult | None:
-    """The run of `spec` in `folder`; None if none is there.
+    """Return the run of `spec` in `folder`, or None if the folder has none.
 
     extras  by flag: whether it was given
 

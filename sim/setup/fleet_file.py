@@ -1,7 +1,7 @@
-"""Fleet files: which pools of replicas serve the requests, in YAML or JSON (docs/fleet.md).
+"""Fleet files: pools of replicas, in YAML or JSON (docs/fleet.md).
 
-Whatever is wrong is one line: file, field, what is wrong, what to do. `--fleet` also takes the
-content itself, as run.json keeps it.
+An error is one line: file, field, what is wrong, what to do. `--fleet` also takes the content
+itself, as run.json keeps it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Part(BaseModel):
 
 
 class PortSettings(_Part):
-    """What transfers pass through; achieved, of all ranks of a replica together, in one direction.
+    """Network ports of a replica; achieved rates of all its ranks together, in one direction.
 
     network_gb_per_s    to and from other replicas; None: 50 a GPU, as one NIC of 400 Gbit/s
     network_latency_us  of one transfer
@@ -42,8 +42,8 @@ class PortSettings(_Part):
 
 
 class ConnectorSettings(_Part):
-    """How KV goes from prefill to decode replicas; as `Connector` and `Push` (sim/fleet/
-    connector.py)."""
+    """How KV moves from prefill to decode replicas, as `Connector` and `Push`
+    (sim/fleet/connector.py)."""
 
     transfer: Literal["pull", "push"] = "pull"
     load_failures: Literal["fail", "recompute"] = "fail"
@@ -60,8 +60,8 @@ class ConnectorSettings(_Part):
 
 
 class SpeculateSettings(_Part):
-    """How a pool's replicas speculate: the parts of `--speculate`, each a field of its own (sim/
-    setup/speculation.py)."""
+    """Speculation on a pool's replicas: the parts of `--speculate`, each a field
+    (sim/setup/speculation.py)."""
 
     k: int = Field(ge=1, le=MOST_DRAFTS)
     method: Method = "eagle"
@@ -81,7 +81,7 @@ class SpeculateSettings(_Part):
 
     @property
     def text(self) -> str:
-        """As `--speculate` takes it."""
+        """Return the settings as `--speculate` takes them."""
         given = {name: getattr(self, name) for name in type(self).model_fields}
         if self.rates is not None:
             given["rates"] = "/".join(f"{rate!r}" for rate in self.rates)
@@ -89,7 +89,7 @@ class SpeculateSettings(_Part):
 
 
 class PoolSettings(_Part):
-    """Replicas that are alike. What it does not name is as the flags have it."""
+    """Replicas that are alike. A missing field takes the value of its flag."""
 
     name: str | None = Field(None, min_length=1, max_length=60)
     replicas: int = Field(1, ge=1, le=MOST_REPLICAS)
@@ -118,7 +118,7 @@ class PoolSettings(_Part):
     @model_validator(mode="before")
     @classmethod
     def _with_server(cls, given: object) -> object:
-        """from_vllm, and as_model and gpu with it, stand for the settings of that server."""
+        """Replace from_vllm, as_model and gpu by the settings of that server."""
         if not isinstance(given, dict) or given.get("from_vllm") is None:
             return given
         from twinserve.sim.serve_line.settings import from_vllm  # for those that give one
@@ -152,7 +152,7 @@ class PoolSettings(_Part):
 
     @property
     def flags(self) -> dict[str, Any]:
-        """Those settings of a run that the pool names, as its flags are called."""
+        """The settings that the pool names, by flag."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         if self.speculate is not None:
             given["speculate"] = self.speculate.text
@@ -160,12 +160,12 @@ class PoolSettings(_Part):
 
 
 class FleetSettings(_Part):
-    """router  with options after a colon; None: the one of the flags
+    """router  with options after a colon; None: as --router
 
-    Where pools have the roles prefill and decode:
+    If pools have the roles prefill and decode:
 
     prefill_router  of prefill replicas; None: a second one like `router`
-    local_prefill   which prompts are computed where they are decoded (sim/fleet/connector.py)
+    local_prefill   which prompts are computed on their decode replica (sim/fleet/connector.py)
     connector       how KV is handed over
     """
 
@@ -223,12 +223,12 @@ class FleetSettings(_Part):
 
     @property
     def apart(self) -> bool:
-        """Whether prompts are computed by replicas of their own."""
+        """Whether separate replicas compute the prompts."""
         return any(pool.role != AGGREGATED for pool in self.pools)
 
     @property
     def names(self) -> list[str]:
-        """Profiles, policies and the routers that it names, which may be files."""
+        """The named profiles, policies and routers, which may be files."""
         named = [name for pool in self.pools for name in (pool.profile, pool.policy)]
         named += [pool.speculate.draft for pool in self.pools if pool.speculate is not None]
         return [n for n in (*named, self.router, self.prefill_router) if n is not None]
@@ -239,10 +239,9 @@ class FleetSettings(_Part):
 
 @dataclass(frozen=True)
 class FleetFile:
-    """where  as errors have it: `--fleet fleet.yaml`
-    text   the pools as one line of JSON: what run.json keeps, and `--fleet` takes. The router is
-           kept as a setting of its own
-    """
+    """where  name for errors: `--fleet fleet.yaml`
+    text   the pools as one line of JSON, for run.json and `--fleet`. The router is kept as a
+           setting of its own"""
 
     where: str
     settings: FleetSettings
@@ -250,7 +249,7 @@ class FleetFile:
 
 
 def read_fleet(given: str) -> FleetFile:
-    """A file's path, its content where that begins with a brace, or `2P6D`: so many prefill and
+    """Read a file's path, its content (begins with a brace), or `2P6D`: numbers of prefill and
     decode replicas. Raises SettingsError."""
     if short := _SHORT.fullmatch(given.strip()):
         where, text = f"--fleet {given}", json.dumps(of_roles(int(short[1]), int(short[2])))
@@ -273,7 +272,7 @@ def read_fleet(given: str) -> FleetFile:
 
 
 def of_roles(prefill: int, decode: int) -> dict[str, list]:
-    """What a fleet file says of so many prefill and decode replicas."""
+    """Return the content of a fleet file with so many prefill and decode replicas."""
     counts = {PREFILL: prefill, DECODE: decode}
     return {"pools": [{"name": role, "role": role, "replicas": n} for role, n in counts.items()]}
 
@@ -288,6 +287,6 @@ _PARTS: Mapping[str, type[_Part]] = {
 
 
 def _part_of(loc: Sequence[int | str]) -> type[_Part]:
-    """Whose fields the last part of `loc` should be one of."""
+    """Return the model that has the last field of `loc`."""
     inside = [part for part in loc[:-1] if isinstance(part, str)]
     return _PARTS[inside[-1]] if inside else FleetSettings

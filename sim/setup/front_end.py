@@ -1,4 +1,4 @@
-"""What `--front-end` says: a name or a file, and how server and clients are set up."""
+"""The settings of `--front-end`: a name or a file, and how server and clients are set up."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ NO_TEMPLATE = "gpt-oss"  # models whose chats are rendered without a template
 class FrontEndOptions(Options):
     """api_server_count, stream_interval: as of `vllm serve`.
 
-    stream       whether answers are streamed; without, only E2E is what clients see
-    chat         whether requests are chats, not completions
+    stream       stream answers; otherwise clients see only E2E
+    chat         requests are chats, not completions
     client       one-process: one thread for all requests; many: one for each; none: no time
-    host_factor  CPU times of the server's host over those of the front end's file; the client's
-                 host is taken to be as fast
+    host_factor  CPU times of the server's host over those in the front end's file; the client's
+                 host counts as equally fast
     """
 
     api_server_count: int = Field(1, ge=1, le=64)
@@ -74,7 +74,7 @@ def parse_front_end(text: str) -> tuple[FrontEnd | None, Serving]:
 
 
 def serving_of(serving: Serving, version: str | None, model: str) -> Serving:
-    """With what that release of vLLM does for this model; None: the newest."""
+    """Return the serving settings of a vLLM release for this model; None: the newest release."""
     if version is None:
         return serving
     release = parse_release(version)

@@ -1,4 +1,4 @@
-"""What a replica runs on: profile, step-time model, the limits in force and KV memory."""
+"""The hardware of a replica: profile, step-time model, limits and KV memory."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sources:
-    """Reader of what the settings name. Many runs in one process may keep what was read."""
+    """Read what the settings name. Many runs in one process can share what was read."""
 
     trace: Callable[..., Workload] = load_trace
     profile: Callable[[str, StepTimes], Choice] = choose
 
     def recorded(self, config: SimulationConfig, progress=None) -> Workload:
-        """The whole recorded trace of a run, before anything of it is left out or scaled. Kept, so
-        that a second call with the same settings reads no file."""
+        """Return the whole recorded trace of a run, unscaled. The trace is kept, so that a second
+        call with the same settings reads no file."""
         return self.trace(
             config.trace,
             seed=config.seed,
@@ -58,9 +58,9 @@ READ = Sources()
 
 @dataclass(frozen=True)
 class Hardware:
-    """A replica: its profile, the step-time model that is the simulator's truth, and the limits in
-    force. why: this form of step times. speculation: None if no drafts are made. notices: what
-    is to be known of the memory."""
+    """A replica's profile, the step-time model that is the simulator's truth, and its limits. why:
+    the reason for this form of step times. speculation: None without drafts. notices: on KV memory.
+    """
 
     profile: Profile
     model: StepTimeModel
@@ -78,13 +78,13 @@ class Hardware:
 
     @property
     def least_kv_tokens(self) -> int:
-        """With which a server would start for sure: the lower end of derived KV memory."""
+        """The lower end of derived KV memory, with which a server surely starts."""
         if self.num_blocks != self.profile.kv_capacity_tokens // self.block_tokens:
             return self.kv_tokens
         return min(least_kv_tokens(self.profile), self.kv_tokens)
 
     def describe(self) -> str:
-        """One line for a run's banner, with the KV blocks in force."""
+        """Return one line for a run's banner, with the KV blocks."""
         whole = self.profile.kv_capacity_tokens // self.block_tokens
         source = self.profile.num_gpu_blocks_source if self.num_blocks == whole else "in force"
         blocks = {"num_gpu_blocks": self.num_blocks, "block_tokens": self.block_tokens}
@@ -149,7 +149,7 @@ def _speculation(profile: Profile, text: str) -> Speculation:
 
 
 def _check_groups(profile: Profile, replicas: int) -> None:
-    """SettingsError if data-parallel ranks are left without a group."""
+    """Raise SettingsError if data-parallel ranks do not fill their groups."""
     if replicas % profile.dp:
         raise SettingsError(
             f"--replicas {replicas}: {profile.name} is one of {profile.dp} data-parallel ranks that"
@@ -162,8 +162,8 @@ _SERVER_FLAGS = ("engine_version", "max_num_batched_tokens", "max_num_seqs", "en
 
 
 def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, tuple[str, ...]]:
-    """With the engine's memory as the settings have it, and notices. ProfileError if vLLM would
-    not start."""
+    """Return the profile with the settings' KV memory, and notices. Raises ProfileError if vLLM
+    would not start."""
     notices: tuple[str, ...] = ()
     if config.kv_cache_dtype == "fp8":
         profile = with_fp8_kv(profile)
@@ -202,20 +202,20 @@ def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, t
 
 
 def host_of(profile: Profile, config: SimulationConfig) -> HostTime:
-    """What the settings add to the steps of `profile`. One that was measured step by step has had
-    its own, unless the settings say another in so many words."""
+    """Return the host time to add to the steps of `profile`. A profile measured step by step
+    already has host time, unless the settings name another."""
     if config.host_time == "auto" and not profile.knows_host_time:
         return NO_HOST_TIME
     return host_time(config.host_time, config.async_scheduling)
 
 
 def most_decodes(steps: Steps) -> int:
-    """In one step."""
+    """Return the most decodes in one step."""
     return int(steps.first("decode_requests").max()) if len(steps) else 0
 
 
 def outside(profile: Profile, steps: Steps) -> list[str]:
-    """That a run had more requests at once than its profile was measured with."""
+    """Return a notice if a run had more requests at once than the profile's measurement."""
     most, known = most_decodes(steps), profile.most_requests
     if known is None or most <= known:
         return []

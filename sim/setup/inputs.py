@@ -1,5 +1,4 @@
-"""From settings to what a run needs: the request list with its rate and objectives, the hardware,
-the policies."""
+"""Resolve settings into a run's inputs: requests with rate and objectives, hardware, policies."""
 
 from __future__ import annotations
 
@@ -63,9 +62,9 @@ class Inputs:
     """Everything that the runs of a comparison share.
 
     pools    of a fleet file; `hardware` is then that of the first one
-    earlier  what predictors may learn from before a run; None: nothing
-    hand_over  where pools have the roles prefill and decode: how KV goes from one to the other
-    failures  what goes wrong; None: nothing
+    earlier  earlier requests for predictors; None: nothing
+    hand_over  how KV goes from prefill to decode pools; None: no such pools
+    failures  schedule of failures; None: none
     """
 
     config: SimulationConfig
@@ -84,8 +83,7 @@ class Inputs:
 
     @cached_property
     def estimator(self) -> BatchEstimator:
-        """What the policies of these runs believe about step times; one for all of them, as it has
-        no state."""
+        """The policies' estimate of step times; stateless, so all runs share one."""
         return make_estimator(self.config, self.hardware)
 
     @cached_property
@@ -97,22 +95,22 @@ class Inputs:
 
     @property
     def front_end(self) -> FrontEnd | None:
-        """What lies between clients and engines; None: nothing."""
+        """The front end between clients and engines, or None."""
         return self._front_end[0]
 
     @cached_property
     def delays(self) -> Delays | None:
-        """The front end's seconds, on the hardware of these runs; None without one."""
+        """The front end's times (seconds) on this hardware; None without one."""
         front_end, serving = self._front_end
         return None if front_end is None else front_end.on(serving)
 
     def front_end_said(self) -> str:
-        """Its terms, in a line; empty without one."""
+        """The front end's terms in a line; empty without one."""
         front_end, serving = self._front_end
         return "" if front_end is None else front_end.describe(serving)
 
     def estimator_for(self, policy: type[Policy]) -> BatchEstimator:
-        """What `policy` believes about step times."""
+        """Return the estimate of step times that `policy` uses."""
         return (
             self.estimator
             if own_form(policy, self.config) is None
@@ -123,14 +121,14 @@ class Inputs:
 def own_form(
     policy: type[Policy], config: SimulationConfig
 ) -> Callable[[Profile, StepTimeModel], BatchEstimator] | None:
-    """How the form of the policy's own paper is fitted to a profile, where it has one and
-    `--estimator paper` holds."""
+    """Return the paper's own estimator of `policy`, fitted to a profile; None if the policy has
+    none or `--estimator` is not `paper`."""
     return policy.fit_estimator if config.estimator == "paper" else None
 
 
 @functools.lru_cache(maxsize=8)
 def _fitted(fit, hardware: Hardware) -> BatchEstimator:
-    """Fitting takes a while, and the policies of one comparison share the profile."""
+    """Fit once per hardware: fitting is slow, and the compared policies share the profile."""
     return fit(hardware.profile, hardware.model)
 
 
@@ -140,8 +138,8 @@ def resolve(
     sources: Sources = READ,
     policies: Sequence[PolicySpec] | None = None,
 ) -> Inputs:
-    """Read and check everything. policies: instead of those that `config` names. Raises
-    WorkloadError, ProfileError or SettingsError with one line."""
+    """Read and check everything. policies: replace those of `config`. Raises WorkloadError,
+    ProfileError or SettingsError with one line."""
     if policies is None:
         policies = [parse_policy(text) for text in config.policy]
     labels = [spec.label for spec in policies]
@@ -193,7 +191,7 @@ def resolve(
 def _failures(
     config: SimulationConfig, machines: Machines
 ) -> tuple[SimulationConfig, Schedule | None]:
-    """The settings with the content of a file of failures in its place, and what it says."""
+    """Return the settings with the content of the failure file, and the schedule of failures."""
     if config.failures is None and config.mttf is None:
         return config, None
     from twinserve.sim.setup.failures import resolve_failures  # for those that fail
@@ -204,7 +202,7 @@ def _failures(
 
 
 def _unserved(config: SimulationConfig) -> tuple[str, ...]:
-    """What of --from-vllm matters and is not simulated."""
+    """Return the parts of --from-vllm that matter and are not simulated."""
     if config.from_vllm is None:
         return ()
     from twinserve.sim.serve_line.settings import from_vllm  # for those that give one
@@ -213,8 +211,8 @@ def _unserved(config: SimulationConfig) -> tuple[str, ...]:
 
 
 def _noise(pools: Sequence[Pool], hardware: Hardware) -> tuple[str, ...]:
-    """What is to be known of the measurements behind the profiles (cut short, or disturbed), and of
-    the logs behind their memory."""
+    """Return notices on cut-short or disturbed measurements behind the profiles, and on memory
+    logs."""
     replicas = [pool.hardware for pool in pools] or [hardware]
     used = [one.profile for one in replicas]
     said = {line: None for one in replicas for line in one.notices} | {
@@ -229,8 +227,7 @@ def _noise(pools: Sequence[Pool], hardware: Hardware) -> tuple[str, ...]:
 def _fleet(
     config: SimulationConfig, sources: Sources
 ) -> tuple[SimulationConfig, tuple[Pool, ...], HandOver | None]:
-    """The settings with the fleet file's content in place of its name, its pools, and how they hand
-    KV over."""
+    """Return the settings with the fleet file's content, the pools, and how pools hand KV over."""
     if config.fleet is None:
         return config, (), None
     from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
@@ -251,7 +248,7 @@ def _fleet(
 
 
 def _of_pools(policies: tuple[PolicySpec, ...], pools: tuple[Pool, ...]) -> tuple[PolicySpec, ...]:
-    """What is run: where every pool has a policy of its own, these are one run with their names."""
+    """Return the policies to run; pools with their own policies make one run with all names."""
     own = [pool.spec for pool in pools if pool.spec is not None]
     if not own or len(own) < len(pools):
         return policies
@@ -275,8 +272,8 @@ def _learned(
     notices: list[str],
     sources: Sources,
 ) -> Lengths | None:
-    """What predictors learn from, if any of the policies asks for it; what the user should know
-    about their predictors is added to `notices`."""
+    """Return the requests that predictors learn from, or None. Adds to `notices` what the user
+    should know of the predictors."""
     earlier = None
     wanting = [spec.label for spec in policies if spec.given.wants_sample]
     if wanting:
@@ -293,7 +290,7 @@ def _learned(
 
 
 def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
-    """Raises SettingsError for a setting that none of the policies makes use of."""
+    """Raise SettingsError for a setting that no policy uses."""
     names = ", ".join(spec.label for spec in policies)
     if config.estimator != "paper" and not any(spec.uses_estimator for spec in policies):
         chosen = f"--estimator {config.estimator}"
@@ -308,7 +305,7 @@ def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> N
 
 
 def _check_withdrawals(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:
-    """Raises SettingsError if clients may leave a policy that cannot forget them."""
+    """Raise SettingsError if clients may cancel but a policy cannot remove cancelled requests."""
     lacking = [spec.label for spec in policies if not spec.policy.withdraws()]
     given_up = (config.failures, config.mttf, config.grace)
     if any(setting is not None for setting in given_up) and lacking:
@@ -326,8 +323,7 @@ def _check_withdrawals(config: SimulationConfig, policies: tuple[PolicySpec, ...
 def make_estimator(
     config: SimulationConfig, hardware: Hardware, policy: type[Policy] | None = None
 ) -> BatchEstimator:
-    """What policies believe about step times; `policy`, if given, by the form of its own paper
-    where it has one."""
+    """Return the estimate of step times for policies; `policy`: its own paper's form, if any."""
     if policy is not None and (fit := own_form(policy, config)) is not None:
         return _fitted(fit, hardware)
     swap = hardware.profile.swap_model()
@@ -358,7 +354,7 @@ def resolve_workload(
     sources: Sources = READ,
     pools: tuple[Pool, ...] = (),
 ) -> tuple[Workload, list[str]]:
-    """The request list that every policy gets, and what the user should know about it."""
+    """Return the requests for every policy, and notices for the user."""
     machines = _machines(config, hardware, pools)
     workload, notices = _with_rate(config, machines, progress, sources)
     check_longest(pools, workload)
@@ -389,7 +385,7 @@ def resolve_workload(
 def with_objectives(
     workload: Workload, hardware: Hardware, objectives: Sequence[Objective]
 ) -> Workload:
-    """Objectives for every row that brings none of its own; those that grow with the prompt by the
+    """Set objectives for requests without their own. Objectives that grow with the prompt use the
     step times of `hardware`."""
     for service_class in ("rt", "be"):
         if found := of_class(objectives, service_class):
@@ -400,8 +396,8 @@ def with_objectives(
 def _of_fitting_length(
     workload: Workload, config: SimulationConfig, longest: int, notices: list[str]
 ) -> Workload:
-    """With no request longer than the model's context and the KV memory allow: a trace that goes by
-    a name is cut, which is said; a file of the user's own is refused (WorkloadError)."""
+    """Limit requests to the model's context and the KV memory. A named trace is cut, with a notice;
+    a user's file is refused (WorkloadError)."""
     over = int((workload.prompt_tokens + workload.output_tokens > longest).sum())
     if not over or not has_name(config.trace):
         check_fits(workload, longest)
@@ -442,7 +438,7 @@ def _with_rate(
 
 
 def _needs_arrivals(config: SimulationConfig) -> bool:
-    """Files of some formats may have lengths only: --rate gives them arrivals."""
+    """Return whether the file has lengths only; --rate then sets arrivals."""
     return config.rate is not None and config.duration is None and Path(config.trace).exists()
 
 
@@ -486,8 +482,8 @@ def _generated(config: SimulationConfig, machines: Machines) -> tuple[Workload, 
 def _scale_for_load(
     config: SimulationConfig, load: float, workload: Workload, machines: Machines
 ) -> tuple[float, str]:
-    """The factor on the arrival rate that brings the online load to the share `load` of capacity.
-    Raises SettingsError if there is no rate to scale."""
+    """Return the factor on the arrival rate that brings online load to the share `load` of
+    capacity. Raises SettingsError if there is no rate to scale."""
     if workload.span_s <= 0:
         raise SettingsError(
             f"--load {load:g}: the requests of {config.trace} come all at once, so they have no "
@@ -508,7 +504,7 @@ def _replicas(machines: Machines) -> str:
 def _with_objectives(
     workload: Workload, hardware: Hardware, service_class: str, objectives: dict[str, Objective]
 ) -> Workload:
-    """Objectives, by metric, for every row of the class that brings none of its own."""
+    """Set objectives, by metric, for requests of the class without their own."""
     mine = workload.service_class == ("rt", "be").index(service_class)
     slo = {"ttft": workload.slo_ttft_s, "tpot": workload.slo_tpot_s}
     rule = "slo" if service_class == "rt" else f"slo {service_class}:"

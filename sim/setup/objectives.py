@@ -1,4 +1,4 @@
-"""What `--slo` says: objectives of the classes, in one of two spellings (docs/metrics.md).
+"""The objectives of `--slo`, in one of two spellings (docs/metrics.md).
 
 ttft=0.4,tpot=0.2                    seconds, of real-time requests; also with k=5, or none
 rt: ttft p90 < 1 s, tpot < 50 ms     with units, classes, percentiles (or p90 ttft)
@@ -26,7 +26,7 @@ _EXAMPLE = "rt: ttft p90 < 1 s, tpot < 50 ms"
 
 
 def parse_objectives(text: str | None) -> tuple[Objective, ...]:
-    """The objectives of `--slo`; none of them for "none", the default ones for None. Raises
+    """Return the objectives of `--slo`: empty for "none", the default ones for None. Raises
     SettingsError."""
     if text is not None and re.search(r"[<>:;]", text):
         return _Long(text).objectives()
@@ -38,13 +38,13 @@ def parse_objectives(text: str | None) -> tuple[Objective, ...]:
 
 
 def of_class(objectives: Sequence[Objective], service_class: str) -> dict[str, Objective]:
-    """By metric."""
+    """Return the objectives of one class, by metric."""
     return {o.metric: o for o in objectives if o.service_class == service_class}
 
 
 def pool_objectives(objectives: Sequence[Objective]) -> tuple[float, float]:
-    """(TTFT, TPOT) seconds of each request of the best-effort pool; NaN: none. Raises SettingsError
-    for an objective that grows with the prompt."""
+    """Return (TTFT, TPOT) in seconds for requests of the best-effort pool; NaN: none. Raises
+    SettingsError for an objective that grows with the prompt."""
     found = of_class(objectives, "be")
     for objective in found.values():
         if objective.prefills:
@@ -57,7 +57,7 @@ def pool_objectives(objectives: Sequence[Objective]) -> tuple[float, float]:
 
 
 class _Long:
-    """The spelling with `<`, clause by clause."""
+    """Parser of the spelling with `<`, clause by clause."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -137,7 +137,7 @@ class _Long:
         return percentile_name(percentile)
 
     def _bound(self, item: str, bound: str) -> tuple[float, float]:
-        """Seconds, and how many times the isolated prefill."""
+        """Return seconds, and the multiple of the isolated prefill."""
         if not bound.startswith("max"):
             return self._seconds(item, bound), 0.0
         scaled = _SCALED.fullmatch(bound)
@@ -168,7 +168,7 @@ class _Long:
 
 
 def _number(text: str) -> Decimal | None:
-    """As it is written, so that 0.1 ms is the float that 0.0001 s is."""
+    """Return the value as written, so that 0.1 ms is the same float as 0.0001 s."""
     try:
         return Decimal(text)
     except InvalidOperation:
@@ -186,7 +186,7 @@ def metrics_options(
     every_s: float | None = None,
     percentiles: str | None = None,
 ) -> MetricsOptions:
-    """Of what a command line says. Raises SettingsError."""
+    """Return the metrics options of a command line. Raises SettingsError."""
     if every_s is not None and not (math.isfinite(every_s) and every_s > 0):
         raise SettingsError(
             f"--metrics-every {every_s:g}: give the seconds of a window, more than 0"
@@ -200,7 +200,7 @@ def metrics_options(
 
 
 def parse_warmup(text: str) -> Warmup:
-    """`500` requests, or `60s`. Raises SettingsError."""
+    """Read `500` requests, or `60s`. Raises SettingsError."""
     said = re.fullmatch(r"\s*([\d.]+)\s*(s?)\s*", text)
     try:
         value = float(said.group(1)) if said else 0.0
@@ -215,7 +215,7 @@ def parse_warmup(text: str) -> Warmup:
 
 
 def parse_percentiles(text: str) -> tuple[float, ...]:
-    """`50,90,99.9`. Raises SettingsError."""
+    """Read `50,90,99.9`. Raises SettingsError."""
     found: list[float] = []
     for part in text.split(","):
         try:

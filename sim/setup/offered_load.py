@@ -1,4 +1,4 @@
-"""What a workload asks for as a share of what replicas can do, estimated from their step times."""
+"""A workload's demand as a share of the replicas' capacity, estimated from their step times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Machines = Sequence[tuple[Hardware, int]]  # of a fleet: hardware, and how many 
 
 
 def offered_load_of(workload: Workload, machines: Machines) -> float | None:
-    """`offered_load` of replicas that may differ."""
+    """Return `offered_load` for replicas that may differ."""
     if len(machines) == 1:
         return offered_load(workload, *machines[0])
     span = workload.span_s
@@ -28,20 +28,18 @@ def offered_load_of(workload: Workload, machines: Machines) -> float | None:
 
 
 def offered_load(workload: Workload, hardware: Hardware, replicas: int) -> float | None:
-    """Share of the estimated capacity of so many replicas that the listed requests ask for while
-    they arrive (the pool is not listed); None if they come all at once."""
+    """Return the share of the estimated capacity of so many replicas that the listed requests need
+    while they arrive (without the pool); None if all arrive at once."""
     span = workload.span_s
     return service_seconds(workload, hardware) / (replicas * span) if span > 0 else None
 
 
 def service_seconds(workload: Workload, hardware: Hardware) -> float:
-    """Seconds that one saturated replica needs for the workload, estimated from the step-time
-    model.
+    """Return the seconds that one saturated replica needs for the workload, by the step-time model.
 
-    Every prompt is computed in chunks of the token budget, nothing cached; every output token costs
-    its share of a decode step with as many requests as memory and seats allow at the mean context.
-    Pipeline stages are full: with chunks of prompts one after another, and with the decoding
-    requests in as many batches as there are stages.
+    Prompts are computed in chunks of the token budget, with nothing cached. An output token costs
+    its share of a decode step with the most requests that memory and seats allow at the mean
+    context. Pipeline stages are full: chunks follow each other, and decodes form one batch a stage.
     """
     if not len(workload):
         return 0.0
@@ -59,7 +57,7 @@ def service_seconds(workload: Workload, hardware: Hardware) -> float:
 
 
 def request_seconds(workload: Workload, hardware: Hardware) -> np.ndarray:
-    """float64[n]: the share of each request in `service_seconds`."""
+    """Return float64[n]: each request's share of `service_seconds`."""
     if not len(workload):
         return np.zeros(0)
     prefill = prompt_seconds(workload.prompt_tokens, hardware, hardware.model.interval_seconds)
@@ -70,8 +68,8 @@ def request_seconds(workload: Workload, hardware: Hardware) -> np.ndarray:
 def prompt_seconds(
     prompts: np.ndarray, hardware: Hardware, of_chunk: Callable[[StepComposition], float]
 ) -> np.ndarray:
-    """float64[n]: seconds of each prompt's chunks, `of_chunk` each, interpolated between multiples
-    of 256 tokens."""
+    """Return float64[n]: seconds of each prompt's chunks, `of_chunk` each, interpolated between
+    multiples of 256 tokens."""
     longest = int(prompts.max())
     grid = np.arange(0, _GRID_TOKENS * (math.ceil(longest / _GRID_TOKENS) + 1), _GRID_TOKENS)
     grid[0] = 1

@@ -1,4 +1,4 @@
-"""KV offloaded to the host (`--kv-offloading-size`): what the settings say, and what is refused."""
+"""KV offloaded to the host (`--kv-offloading-size`): settings and refused combinations."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ SIZE, OPTIONS = "--kv-offloading-size", "--kv-offloading-options"
 
 
 class OffloadingOptions(BaseModel):
-    """Named as vLLM's `kv_connector_extra_config` names them.
+    """Options with the names of vLLM's `kv_connector_extra_config`.
 
-    shared  all replicas that the option is given to have one store of this size, not one each:
-            none of vLLM's
+    shared  all replicas with the option share one store of this size; not an option of vLLM
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -40,7 +39,7 @@ class OffloadingOptions(BaseModel):
 
 
 def parse_offloading(text: str | None) -> OffloadingOptions:
-    """`eviction_policy=arc,store_threshold=2`. Raises SettingsError."""
+    """Read `eviction_policy=arc,store_threshold=2`. Raises SettingsError."""
     given: dict[str, str] = {}
     known = list(OffloadingOptions.model_fields)
     for part in (text or "").split(",") if text else ():
@@ -62,7 +61,7 @@ def parse_offloading(text: str | None) -> OffloadingOptions:
 
 
 def chunks_of(config: SimulationConfig, hardware: Hardware, options: OffloadingOptions) -> int:
-    """Chunks that fit into `--kv-offloading-size`. Raises SettingsError if none does."""
+    """Return the chunks that fit into `--kv-offloading-size`. Raises SettingsError if none fits."""
     assert config.kv_offloading_size is not None
     per_block = hardware.limits.kv_bytes_per_token * hardware.block_tokens
     chunk = -(-per_block * options.blocks_per_chunk // PAGE) * PAGE
@@ -76,8 +75,8 @@ def chunks_of(config: SimulationConfig, hardware: Hardware, options: OffloadingO
 
 
 def check_offloading(spec: PolicySpec, hardware: Hardware, serves: bool) -> None:
-    """Raises SettingsError for what KV is not offloaded with. serves: replicas of requests as a
-    whole."""
+    """Raise SettingsError for settings that exclude offloading. serves: replicas that serve whole
+    requests."""
     profile = hardware.profile
     if policy_for("tier", spec.policy) is None:
         raise SettingsError(
@@ -104,7 +103,7 @@ def check_offloading(spec: PolicySpec, hardware: Hardware, serves: bool) -> None
 
 
 class HostStores:
-    """The host tiers of one simulation; those that share one get the same."""
+    """The host tiers of one simulation; replicas with a shared tier get the same store."""
 
     def __init__(self) -> None:
         self._shared: dict[tuple, HostStore] = {}
@@ -117,7 +116,7 @@ class HostStores:
         hardware: Hardware,
         index: int,
     ) -> None:
-        """A tier behind the ledger of replica number `index`. Raises SettingsError."""
+        """Put a tier behind the ledger of replica number `index`. Raises SettingsError."""
         from twinserve.policies.kv.offload.ledger import TieredLedger
         from twinserve.sim.engine.host_tier import HostTier
 

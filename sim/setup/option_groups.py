@@ -1,4 +1,4 @@
-"""Under which heading a page of help has each setting, and the names by which vLLM knows it."""
+"""The heading of each setting on a page of help, and vLLM's name for the setting."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ SHORT = {
 
 
 def flag(name: str) -> str:
-    """The option of a setting."""
+    """Return the option of a setting."""
     return f"--{name.replace('_', '-')}"
 
 
 def grouped(model: Model) -> Model:
-    """`model`, a class of settings, each of which is shown in its group and is known by vLLM's
-    name too. A setting without a group is shown below `Parameters`."""
+    """Show each setting of `model` in its group, and accept vLLM's name for the setting. A setting
+    without a group stands below `Parameters`."""
     groups = {name: group for group, names in SETTINGS.items() for name in names.split()}
     for name, field in model.model_fields.items():
         if name in groups:

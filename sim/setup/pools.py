@@ -1,4 +1,4 @@
-"""The pools of a fleet file with all that their replicas need: settings, hardware, policy."""
+"""The pools of a fleet file, resolved: settings, hardware and policy of their replicas."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ DEFAULT_LATENCY_US = 10.0
 
 @dataclass(frozen=True)
 class Pool:
-    """config  the settings of the run, with the pool's own in their place
-    spec    the pool's policy; None: the one that is being run
-    where   as errors have it: file and place in it
-    network  bytes/s of a replica's ports, and seconds of a transfer's latency; None: it has none
-    """
+    """config  the settings of the run, overridden by the pool's own
+    spec    the pool's policy; None: the policy of the run
+    where   name for errors: file and place in it
+    network  bytes/s of a replica's ports, and seconds of a transfer's latency; None: no network"""
 
     name: str
     role: str
@@ -49,11 +48,11 @@ class Pool:
         return self.config.replicas
 
     def policy(self, spec: PolicySpec) -> PolicySpec:
-        """Of its replicas, where `spec` is being run."""
+        """Return the pool's policy in a run of `spec`."""
         return self.spec or spec
 
     def described(self, spec: PolicySpec) -> dict[str, Any]:
-        """For run.json."""
+        """Return the pool for run.json."""
         policy, hardware = self.policy(spec), self.hardware
         digest = file_sha256(self.spec.policy) if self.spec else None  # else the run's own has it
         return {
@@ -80,8 +79,8 @@ def _described(network: tuple[float, float]) -> dict[str, float]:
 def resolve_pools(
     file: FleetFile, config: SimulationConfig, sources: Sources = READ
 ) -> tuple[Pool, ...]:
-    """Raises SettingsError with file and pool: settings that contradict each other, names that do
-    not exist, hardware that cannot hold its model."""
+    """Resolve all pools. Raises SettingsError with file and pool: contradictory settings, unknown
+    names, or hardware that cannot hold its model."""
     pools = []
     for i, settings in enumerate(file.settings.pools):
         name = file.settings.name_of(i)
@@ -115,7 +114,7 @@ def _network(hardware: Hardware, ports: PortSettings | None) -> tuple[float, flo
 
 
 def _check_one_model(pools: Sequence[Pool]) -> None:
-    """Raises SettingsError if KV of one pool could not be used in another."""
+    """Raise SettingsError if pools cannot use each other's KV."""
     first = pools[0]
     for pool in pools[1:]:
         for what, mine, other in (
@@ -149,7 +148,7 @@ class HandOver:
     router: str
 
     def fleet(self, clock: Clock, router: Router, migrates: bool) -> Disaggregated:
-        """A new one without replicas. router: of decode replicas."""
+        """Return a new fleet without replicas. router: of decode replicas."""
         from twinserve.sim.fleet.disaggregated import Disaggregated
 
         prefill = parse_router(self.router).build()
@@ -157,7 +156,8 @@ class HandOver:
 
 
 def resolve_hand_over(file: FleetFile, config: SimulationConfig) -> HandOver | None:
-    """None if every pool serves requests as a whole. Raises SettingsError."""
+    """Return how KV is handed over, or None if every pool serves whole requests. Raises
+    SettingsError."""
     settings = file.settings
     if not settings.apart:
         return None
@@ -189,7 +189,7 @@ def resolve_hand_over(file: FleetFile, config: SimulationConfig) -> HandOver | N
 
 
 def check_longest(pools: tuple[Pool, ...], workload: Workload) -> None:
-    """Raises SettingsError if a request is longer than one of a pool's replicas can hold."""
+    """Raise SettingsError if a request is longer than some pool's replica can hold."""
     for pool in pools:
         most = pool.hardware.limits.max_model_len
         longest = workload.longest

@@ -1,4 +1,4 @@
-"""Where settings come from: flags, over those of a former run, over those of a preset."""
+"""The order of settings: flags override a former run, which overrides a preset."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ _OF_RECORDED = ("rate_scale", "window", "raw_arrivals")
 def with_defaults(
     config: SimulationConfig, preset: str | None = None, file: Path | None = None
 ) -> SimulationConfig:
-    """The settings that `config` names, over those of the run.json `file`, over those of `preset`.
+    """Put the settings that `config` names over those of the run.json `file`, over those of
+    `preset`.
 
-    A preset's or a file's settings for generated arrivals go where a recorded trace is named
-    instead of theirs, and the other way round. Raises SettingsError for an unknown preset, or a
-    file that is no run.json.
+    Settings of the preset or the file for generated arrivals are dropped if `config` names a
+    recorded trace, and vice versa. Raises SettingsError for an unknown preset, or a file that is no
+    run.json.
     """
     return over(defaults(preset, file, config.model_fields_set), config)
 
 
 def defaults(preset: str | None, file: Path | None, given: Container[str] = ()) -> dict:
-    """The settings of the run.json `file` over those of `preset`. given: settings that will stand
-    over both. Raises SettingsError."""
+    """Put the settings of the run.json `file` over those of `preset`. given: settings that override
+    both. Raises SettingsError."""
     base: dict = {}
     if preset is not None:
         if preset not in PRESETS:
@@ -49,7 +50,7 @@ def defaults(preset: str | None, file: Path | None, given: Container[str] = ()) 
 
 
 def over(base: dict, config: SimulationConfig) -> SimulationConfig:
-    """The settings that `config` names, over those of `base` (see `defaults`)."""
+    """Put the settings that `config` names over those of `base` (see `defaults`)."""
     base = dict(base)
     given = {name: getattr(config, name) for name in config.model_fields_set}
     unwanted: tuple[str, ...] = ()
@@ -74,7 +75,7 @@ def over(base: dict, config: SimulationConfig) -> SimulationConfig:
 
 
 def _check_one_router(fleet: str, router: str) -> None:
-    """Raises SettingsError if the file names another one than the flags."""
+    """Raise SettingsError if the file names another router than the flags."""
     from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
 
     file = read_fleet(fleet)
@@ -86,8 +87,8 @@ def _check_one_router(fleet: str, router: str) -> None:
 
 
 def from_file(file: Path, given: Container[str] = ()) -> dict:
-    """The settings in a run.json. Files of its policies and its router shall be what they were, but
-    for those that are `given` anew. Raises SettingsError."""
+    """Return the settings in a run.json. Raises SettingsError if a file of its policies or its
+    router has changed, unless that setting is `given` anew."""
     try:
         document = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -126,21 +127,21 @@ def from_file(file: Path, given: Container[str] = ()) -> dict:
 
 
 def _told(run: dict, part: str, name: str) -> Any:
-    """None if a run.json does not have it."""
+    """Return a field of a part of run.json, or None."""
     found = run.get(part)
     return found.get(name) if isinstance(found, dict) else None
 
 
 def check_policy_file(run: dict) -> None:
-    """Raises SettingsError if the run described by run.json had its policy from a file that has
-    changed since; RegistryError where it is gone."""
+    """Raise SettingsError if the policy's file has changed since the run of run.json; RegistryError
+    if the file is gone."""
     if then := _told(run, "policy", "file_sha256"):
         text = run["config"]["policy"][0]
         _same_file("policy", text, then, file_sha256(parse_policy(text).policy))
 
 
 def check_pool_files(run: dict) -> None:
-    """The same of the policies of its fleet file's pools."""
+    """Check the policies of the fleet file's pools in the same way."""
     pools = _told(run, "fleet", "pools")
     for pool in pools if isinstance(pools, list) else []:
         then = pool.get("policy_file_sha256") if isinstance(pool, dict) else None
@@ -150,14 +151,14 @@ def check_pool_files(run: dict) -> None:
 
 
 def check_router_file(run: dict) -> None:
-    """The same of its router."""
+    """Check the router's file in the same way."""
     if then := _told(run, "fleet", "router_file_sha256"):
         text = run["config"]["router"]
         _same_file("router", text, then, file_sha256(parse_router(text).router))
 
 
 def check_prefill_router_file(run: dict) -> None:
-    """The same of the router of its fleet file's prefill replicas, where that is another one."""
+    """Check the file of the prefill router in the same way, if that router is another one."""
     if then := _told(run, "fleet", "prefill_router_file_sha256"):
         from twinserve.sim.setup.fleet_file import read_fleet  # YAML is for those that need it
 
@@ -167,7 +168,7 @@ def check_prefill_router_file(run: dict) -> None:
 
 
 def check_reader_file(run: dict) -> None:
-    """The same of the reader of its trace."""
+    """Check the file of the trace's reader in the same way."""
     if then := _told(run, "trace", "reader_file_sha256"):
         from twinserve.traces.readers.options import reader_sha256  # few runs need it
 

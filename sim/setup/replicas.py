@@ -1,4 +1,4 @@
-"""Composes a replica from one description: policy, ledger, backend, engine."""
+"""Build a replica from a description: policy, ledger, backend, engine."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Description:
-    """What a replica is made of.
+    """The parts of a replica.
 
     spec    policy, its options and its ledger
-    config  its settings, where they are not those of the run
+    config  its settings, if they differ from the run's
     pool    of a fleet file; "": none
-    network  bytes/s of its ports, and seconds of a transfer's latency; None: it has none
+    network  bytes/s of its ports, and seconds of a transfer's latency; None: no network
     """
 
     hardware: Hardware
@@ -53,7 +53,7 @@ class Description:
     network: tuple[float, float] | None = None
 
     def inputs(self, inputs: Inputs) -> Inputs:
-        """Those of a run, as a replica of this kind has them."""
+        """Return the inputs of a run for a replica of this kind."""
         config = self.config or inputs.config
         if self.hardware is inputs.hardware and config is inputs.config:
             return inputs
@@ -61,7 +61,7 @@ class Description:
 
 
 def kinds(inputs: Inputs, spec: PolicySpec) -> list[tuple[Description, int]]:
-    """What the replicas of a run of `spec` are made of, and how many there are of each."""
+    """Return the descriptions of the replicas in a run of `spec`, with the number of each."""
     if not inputs.pools:
         return [(Description(inputs.hardware, spec), inputs.config.replicas)]
     return [(_of_pool(pool, spec), pool.replicas) for pool in inputs.pools]
@@ -92,9 +92,9 @@ def compose(
     stores: HostStores | None = None,
     engine_of: type[Engine] = Engine,
 ) -> Replica:
-    """Replica number `index` of a fleet. inputs: as `description` has them. decisions: it keeps
-    its plans. timed: and when each gap between tokens was. stores: host tiers that
-    its fleet shares. engine_of: class of one without pipeline stages.
+    """Build replica number `index` of a fleet. inputs: for this `description`. decisions: keep the
+    plans. timed: also keep the time of each gap between tokens. stores: host tiers of the fleet.
+    engine_of: engine class without pipeline stages.
 
     Raises PolicyError or SettingsError if the parts do not fit together.
     """
@@ -137,8 +137,8 @@ def compose(
 
 
 def _decision_overhead(decision_time: str, profile: Profile) -> float | None:
-    """Seconds before each step; None: those that our own planning takes. Raises SettingsError for a
-    profile that does not have them."""
+    """Return seconds before each step; None: the time of our own planning. Raises SettingsError if
+    the profile lacks these times."""
     if decision_time != "profile":
         return 0.0 if decision_time == "none" else None
     if not profile.loop_s:
@@ -178,7 +178,7 @@ def make_recorder(
 
 
 def _check_stages(profile: Profile, role: Role, backend: Backend, decisions: bool) -> None:
-    """SettingsError for what pipeline stages are not simulated with."""
+    """Raise SettingsError for settings that exclude pipeline stages."""
     from twinserve.backends.pipeline import PipelineBackend
 
     if not isinstance(backend, PipelineBackend):
@@ -198,7 +198,7 @@ def _check_stages(profile: Profile, role: Role, backend: Backend, decisions: boo
 def simulated_backend(
     inputs: Inputs, spec: PolicySpec, policy: Policy, ledger: KvLedger
 ) -> SimulatedBackend:
-    """The hardware of `inputs`, simulated."""
+    """Return the simulated hardware of `inputs`."""
     hardware, config = inputs.hardware, inputs.config
     made = partial(SimulatedBackend, ledger.table, hardware.model)
     if (speculation := hardware.speculation) is not None:
@@ -240,8 +240,8 @@ def simulated_backend(
 
 
 class SimulatedBackends:
-    """Makes the backends of one simulation. Data-parallel ranks step together with those that are
-    made before and after them on equal hardware, as many as their profile says."""
+    """Make the backends of one simulation. Successive data-parallel ranks on equal hardware form a
+    group that steps together, of the size in their profile."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple, RankGroup] = {}  # the latest one of each kind of hardware
@@ -264,7 +264,7 @@ class SimulatedBackends:
 
 
 def _kind(hardware: Hardware) -> tuple:
-    """What ranks of one group have in common: equal for equal hardware, by any resolver."""
+    """Return a key that is equal for equal hardware, whichever resolver made it."""
     sizes = hardware.num_blocks, hardware.host_blocks, hardware.block_tokens
     return hardware.profile.model_dump_json(), hardware.limits, *sizes
 
@@ -272,8 +272,8 @@ def _kind(hardware: Hardware) -> tuple:
 def make_ledger(
     inputs: Inputs, spec: PolicySpec, policy: Policy, requests: RequestTable
 ) -> KvLedger:
-    """The ledger of `spec` with the memory of the hardware. Raises SettingsError if the settings
-    ask for what it has not."""
+    """Return the ledger of `spec` with the hardware's memory. Raises SettingsError if the ledger
+    lacks what the settings ask for."""
     config, hardware = inputs.config, inputs.hardware
     kv = spec.kv_name
     kind = ledger_class(kv)
@@ -318,14 +318,15 @@ def _for_decode(spec: PolicySpec) -> type[Policy]:
 
 
 def _of_release(spec: PolicySpec, version: str | None) -> PolicySpec:
-    """With the rules of that version of vLLM, where the policy has any and no option says them."""
+    """Return `spec` with the rules of that vLLM version, if the policy has such rules and no option
+    sets them."""
     ruled = {} if version is None else options_of_release(spec.policy, version)
     return replace(spec, options=ruled | spec.options) if ruled else spec
 
 
 def make_policy(inputs: Inputs, spec: PolicySpec, role: Role = Role.SERVE) -> Policy:
-    """A new policy that can serve the requests of `inputs`, on a replica of this role. Raises
-    PolicyError or SettingsError if it cannot."""
+    """Return a new policy for the requests of `inputs`, on a replica of this role. Raises
+    PolicyError or SettingsError if the policy cannot serve them."""
     hardware, longest = inputs.hardware, inputs.workload.longest
     spec = _of_release(spec, inputs.config.engine_version)
     if role is Role.DECODE and inputs.config.kv_offloading_size is None:

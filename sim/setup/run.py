@@ -1,4 +1,4 @@
-"""Runs a simulation: settings in, rows and metrics out."""
+"""Run a simulation: settings in, rows and metrics out."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ MOST_WINDOWS = 2_000
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. Seconds are simulated ones.
+    """Progress of a run, in simulated seconds.
 
-    finished   requests of the list that have ended; the pool's are not counted
-    submitted  requests so far, the pool's too
+    finished   requests of the list that have ended, without the pool
+    submitted  requests so far, with the pool
     total      requests of the list
-    total_s    arrival of the last request whose arrival is known
+    total_s    the last arrival that is known
     """
 
     label: str
@@ -73,8 +73,7 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """Of the run, 0 to 1: of the time to the last arrival or of the requests, whichever is
-        further behind."""
+        """Progress from 0 to 1: of time to the last arrival or of requests, whichever is less."""
         arrived = min(self.now_s / self.total_s, 1.0) if self.total_s > 0 else 1.0
         return min(arrived, self.finished / self.total if self.total else 1.0)
 
@@ -86,7 +85,8 @@ _REPORT_STEPS = 16  # engine steps, or runs of identical ones, between two repor
 def simulate(
     config: SimulationConfig, report: Report | None = None, options: MetricsOptions = PLAIN
 ) -> dict[str, RunResult]:
-    """Every policy of `config` over one request list; label -> result. Nothing is written."""
+    """Run every policy of `config` over one request list and return label -> result. Nothing is
+    written."""
     return {spec.label: result for spec, result in run_each(resolve(config), report, options)}
 
 
@@ -97,12 +97,11 @@ def run_each(
     decisions: bool = False,
     begin: Callable[[str], None] = lambda label: None,
 ) -> Iterator[tuple[PolicySpec, RunResult]]:
-    """Every policy over the request list of `inputs`, one after another; each result comes as soon
-    as it is there.
+    """Run every policy over the requests of `inputs` in turn; yield each result when its run ends.
 
-    begin(label) is called before each. Before the first one all policies are made once, so that
-    what one of them refuses (PolicyError, SettingsError) does not come after minutes of another.
-    options: further metrics; those that the request list has no room for are refused, too.
+    Calls begin(label) before each run. All policies are made once before the first run, so that one
+    with wrong settings fails at once (PolicyError, SettingsError). options: further metrics; a
+    metric that the request list does not allow is refused as early.
     """
     _check_options(options, inputs.workload)
     for spec in inputs.policies:
@@ -122,15 +121,14 @@ def run_policy(
     options: MetricsOptions = PLAIN,
     decisions: bool = False,
 ) -> RunResult:
-    """One policy over the request list of `inputs`. decisions: the result holds a decision log."""
+    """Run one policy over the requests of `inputs`. decisions: keep a decision log."""
     return run_simulation(
         Simulation(inputs, spec, report, decisions, warmup=options.warmup), options
     )
 
 
 def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> RunResult:
-    """Run it to the end, and sum it up: with its own warm-up, and the objectives of its
-    settings."""
+    """Run to the end and summarise, with the warm-up and the objectives of its settings."""
     started = time.perf_counter()
     simulation.run()
     simulated = time.perf_counter()
@@ -181,7 +179,7 @@ def _of_settings(simulation: Simulation, options: MetricsOptions) -> MetricsOpti
 
 
 def describe_all(simulation: Simulation, options: MetricsOptions) -> dict:
-    """run.json, of a run that has begun or not."""
+    """Return the run.json of a run, before or after its start."""
     inputs, spec = simulation.inputs, simulation.spec
     return describe(inputs, spec, simulation.engines[0]) | {
         "fleet": simulation.fleet.described()
@@ -192,8 +190,8 @@ def describe_all(simulation: Simulation, options: MetricsOptions) -> dict:
 
 
 def _check_options(options: MetricsOptions, workload: Workload) -> None:
-    """What can be known before a run. Raises WorkloadError for a warm-up that leaves no request,
-    SettingsError for more windows than can be read."""
+    """Check before a run. Raises WorkloadError for a warm-up that leaves no request, SettingsError
+    for too many windows."""
     arrival = workload.arrival_s
     known = arrival[~np.isnan(arrival)]
     first, last = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
@@ -220,17 +218,16 @@ def _check_options(options: MetricsOptions, workload: Workload) -> None:
 
 
 class Simulation:
-    """The assembled objects of one run: clock, fleet, source. decisions: keep every plan, for a
-    decision log.
+    """The objects of one run: clock, fleet, source. decisions: keep every plan for a decision log.
 
     made_of   a description of each replica; by default `--replicas` times that of `inputs`, `spec`
-    router    of requests; by default the one of the settings
-    migrates  requests of a replica that fails go on elsewhere (`Fleet`)
-    offline_window  best-effort requests wait in the fleet, and replicas that have fewer pull
+    router    of requests; by default the router of the settings
+    migrates  requests of a failed replica continue on another one (`Fleet`)
+    offline_window  best-effort requests wait in the fleet; replicas with fewer requests pull
               families of them (`Fleet`)
     backend   makes a replica's backend; by default simulated ones
     engine_of  class of the replicas' engines
-    warmup    of its metrics: gaps between tokens are then kept apart in its rows
+    warmup    of the metrics: its rows keep these gaps between tokens apart
     """
 
     def __init__(
@@ -303,11 +300,11 @@ class Simulation:
 
     @property
     def engines(self) -> list[Engine]:
-        """Of all replicas, by index."""
+        """The engines of all replicas, by index."""
         return [replica.engine for replica in self.fleet.replicas]
 
     def add(self, description: Description, warm_up_s: float = 0.0) -> Replica:
-        """A further replica of the fleet, now."""
+        """Add a replica to the fleet now."""
         if id(description) not in self._kinds:  # estimators are fitted once for all of a kind
             self._kinds[id(description)] = description, description.inputs(self.inputs)
         replica = compose(
@@ -347,18 +344,18 @@ class Simulation:
         )
 
     def _start(self, description: Description, start_up_s: float) -> Replica:
-        """One more, that may crash like those of the beginning."""
+        """Start one more replica, which may crash like the first ones."""
         replica = self.add(description, start_up_s)
         if self.faults is not None:
             self.faults.joins(replica, self.clock.now + start_up_s)
         return replica
 
     def _again(self, replica: Replica, start_up_s: float) -> Replica:
-        """Another one like it, from now on."""
+        """Start a replica like this one."""
         return self.add(self._made_of[replica.index], start_up_s)
 
     def run(self) -> None:
-        """To the end of the last request, or where a subclass has it (`_advance`)."""
+        """Run to the end of the last request, or as a subclass's `_advance` does."""
         with collected_seldom():
             self._advance()
 
@@ -373,7 +370,7 @@ class Simulation:
         return count
 
     def _step(self) -> None:
-        """Progress goes by steps: for a long time no request may end."""
+        """Count a step and report progress: a long time can pass before a request ends."""
         self._stepped += 1
         if self._stepped % _REPORT_STEPS == 0 and self._report is not None:
             self._report(self.progress())
@@ -402,8 +399,8 @@ class Simulation:
 
 
 def effective(inputs: Inputs, spec: PolicySpec) -> SimulationConfig:
-    """The settings of `spec`'s run alone, without those that none of its replicas makes use of:
-    given back, they are accepted."""
+    """Return the settings of `spec`'s run without those that no replica uses. These settings are
+    valid as input."""
     config = inputs.config
     used = [description.spec for description, _ in kinds(inputs, spec)]
     changes: dict = {"policy": (spec.text,)}
@@ -415,7 +412,7 @@ def effective(inputs: Inputs, spec: PolicySpec) -> SimulationConfig:
 
 
 def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
-    """run.json: all that is needed to understand the run and to repeat it."""
+    """Return run.json: all that is needed to understand and repeat the run."""
     hardware, workload = inputs.hardware, inputs.workload
     policy, ledger = engine.core.policy, engine.core.ledger
     digest = file_sha256(spec.policy)  # of `config`: a pool may have another policy
@@ -454,7 +451,7 @@ def describe(inputs: Inputs, spec: PolicySpec, engine: Engine) -> dict:
 
 
 def _sha256_of_routers(fleet: Fleet) -> dict[str, str]:
-    """Of the files that they are from, where they are from some."""
+    """Return the hashes of the routers' files, if any."""
     routers = {"router": fleet.router}
     if (prefill := getattr(fleet, "prefill_router", None)) is not None:  # of `Disaggregated`
         routers["prefill_router"] = prefill
@@ -464,5 +461,5 @@ def _sha256_of_routers(fleet: Fleet) -> dict[str, str]:
 
 @cache
 def _version(name: str) -> str:
-    """Of an installed package; looking for it takes a tenth of a short run."""
+    """Return an installed package's version, cached: the look-up takes a tenth of a short run."""
     return version(name)

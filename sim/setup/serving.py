@@ -1,9 +1,9 @@
-"""What `vllm serve` calls a scheduler of ours."""
+"""The class that `vllm serve` loads as one of our schedulers."""
 
 from __future__ import annotations
 
 
 def scheduler_class(asynchronous: bool) -> str:
-    """For `--scheduler-cls`, with scheduling as the engine has it."""
+    """Return the value for `--scheduler-cls`, with the engine's scheduling mode."""
     kind = "PolicyAsyncScheduler" if asynchronous else "PolicyScheduler"
     return f"twinserve.backends.live.serving.scheduler.{kind}"

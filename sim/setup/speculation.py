@@ -1,4 +1,4 @@
-"""What `--speculate` says, what it takes of memory and time, and what it does not go with."""
+"""The settings of `--speculate`: memory, time, and refused combinations."""
 
 from __future__ import annotations
 
@@ -45,17 +45,16 @@ NGRAMS = (5, 5)  # vLLM's, if no length is given (0.32, `config/speculative.py`)
 
 
 class Speculation(Options):
-    """k           drafts a row
+    """k           drafts a request
     method      the drafter, as vLLM names it
-    acceptance  share of drafts that are right, each behind right ones
+    acceptance  share of drafts that are right if all before them are right
     rates       share of drafts that are right up to each position, as 0.8/0.6/0.45
     length      mean tokens a step, with the least spread
     recorded    folder of a live run: drafts are found, and right, as in its decision log
-    lookup      of method=ngram, on live engines: tokens of the n-grams that are looked up, as 2-4
-    batches     drafts by rows of a step, as 1-16:3/17-64:1
+    lookup      of method=ngram, on live engines: n-gram lengths in tokens, as 2-4
+    batches     drafts by requests in a step, as 1-16:3/17-64:1
     draft       profile of the draft model
-    cost        of a head: its share of the target's time
-    """
+    cost        of a head: its share of the target's time"""
 
     k: int = Field(ge=1, le=MOST_DRAFTS)
     method: Method = "eagle"
@@ -74,8 +73,8 @@ class Speculation(Options):
         return Drafting.of(self.method, self.k, by_batch)
 
     def acceptance_of(self, seed: int) -> Acceptance | RecordedAcceptance:
-        """Raises SettingsError if nothing was recorded, or other drafts, and ResultsError if
-        the log is torn."""
+        """Return the acceptance of drafts. Raises SettingsError without a record, or with other
+        drafts in the record; ResultsError for a torn log."""
         if self.recorded is None:
             return Acceptance(self.accepted_rates, seed)
         path = Path(self.recorded) / FILE
@@ -96,7 +95,7 @@ class Speculation(Options):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tokens of the shortest and the longest n-gram that is looked up. Raises SettingsError."""
+        """Return the shortest and the longest n-gram in tokens. Raises SettingsError."""
         if self.lookup is None:
             return NGRAMS
         ends = self.lookup.split("-")
@@ -109,8 +108,8 @@ class Speculation(Options):
 
     @property
     def accepted_rates(self) -> list[float]:
-        """Share of drafts that are right up to each position; empty where they are recorded. Raises
-        SettingsError."""
+        """Return the share of drafts that are right up to each position; empty for recorded drafts.
+        Raises SettingsError."""
         given = [n for n in _ACCEPTANCE if getattr(self, n) is not None]
         if len(given) != 1:
             raise _error(
@@ -130,7 +129,7 @@ class Speculation(Options):
         return _rates(str(self.rates), self.k)
 
     def describe(self, asynchronous: bool) -> str:
-        """A line for a run's banner."""
+        """Return a line for a run's banner."""
         given = self.drafting.by_batch or (self.k,)
         least, most = min(given), max(given)
         drafts, up_to = f"{most} drafts a request", ""
@@ -150,7 +149,7 @@ class Speculation(Options):
         )
 
     def drafter(self, profile: Profile, limits: EngineLimits) -> Drafter:
-        """On the hardware of `profile`."""
+        """Return the drafter on the hardware of `profile`."""
         if self.method == "ngram":
             return NgramDrafter()
         if self.method == "draft_model":
@@ -159,8 +158,8 @@ class Speculation(Options):
         return ModelDrafter(profile.model(limits.max_num_seqs), share)
 
     def num_blocks(self, profile: Profile, blocks: int, block_tokens: int) -> int:
-        """KV blocks that are left beside the drafter's weights, where each block holds the
-        drafter's KV too. Raises SettingsError if none are."""
+        """Return the KV blocks left after the drafter's weights; each block also holds the
+        drafter's KV. Raises SettingsError if none are left."""
         weights, more = self._memory(profile)
         own = profile.kv_bytes_per_token * block_tokens
         left = int((blocks * own - weights) // (own + more * block_tokens))
@@ -172,7 +171,7 @@ class Speculation(Options):
         return left
 
     def _memory(self, profile: Profile) -> tuple[float, float]:
-        """Bytes of the drafter: its weights, and its KV of a token, over all ranks."""
+        """Return the bytes of the drafter's weights and of its KV a token, over all ranks."""
         if self.method == "ngram":
             return 0.0, 0.0
         if self.method == "draft_model":
@@ -235,8 +234,8 @@ def _check_used(options: Speculation) -> None:
 def check_speculation(
     config: SimulationConfig, policies: tuple[PolicySpec, ...], pools: Sequence[Pool] = ()
 ) -> None:
-    """Raises SettingsError if a run with drafts would not be what it says. policies: that are
-    run; a pool may have one of its own."""
+    """Raise SettingsError for settings that exclude drafts. policies: of the run; a pool may have
+    its own."""
     for pool in pools:
         try:
             own = policies if pool.spec is None else (pool.spec,)
@@ -268,8 +267,8 @@ def _check_together(config: SimulationConfig, policies: tuple[PolicySpec, ...], 
 
 
 def limits_with_drafts(limits: EngineLimits, speculation: Speculation) -> DraftingLimits:
-    """Raises SettingsError if nothing could be scheduled: vLLM 0.32 does not start, either
-    (`config/vllm.py`, `_set_max_num_scheduled_tokens`)."""
+    """Return the limits with drafts. Raises SettingsError if nothing could be scheduled: vLLM 0.32
+    does not start (`config/vllm.py`, `_set_max_num_scheduled_tokens`)."""
     budget, slots = limits.max_num_batched_tokens, speculation.drafting.slots
     if budget <= slots:
         raise SettingsError(
@@ -287,8 +286,8 @@ def estimator_with_drafts(
     model: StepTimeModel,
     limits: EngineLimits,
 ) -> BatchEstimator:
-    """What policies believe about steps that verify drafts and make the next ones; name: as
-    `--estimator` has it, model: the simulator's own of steps without drafts."""
+    """Return the policies' estimate of steps that verify drafts and make the next ones. name: as in
+    `--estimator`; model: the simulator's own, of steps without drafts."""
     drafter, swap = speculation.drafter(profile, limits), profile.swap_model()
     if name in ("paper", "bros"):
         truth = SpeculativeModel(model, drafter)
@@ -299,8 +298,8 @@ def estimator_with_drafts(
 
 
 def check_profile(profile: Profile, speculation: Speculation) -> None:
-    """Raises SettingsError for ranks and stages that are not simulated with drafts, and for modules
-    that the model does not have: vLLM 0.32 does not start (`config/speculative.py`)."""
+    """Raise SettingsError for ranks and stages that are not simulated with drafts, and for modules
+    that the model lacks: vLLM 0.32 does not start (`config/speculative.py`)."""
     if speculation.method == "mtp" and not profile.llm.mtp_modules:
         raise _error(
             f"method=mtp: {profile.llm.name} has no MTP modules (num_nextn_predict_layers in its "
@@ -327,7 +326,7 @@ def _rates(text: str, drafts: int) -> list[float]:
 
 
 def _by_batch(text: str, most: int) -> tuple[int, ...]:
-    """Drafts by batch size, gaps filled as vLLM does: with what holds for smaller batches."""
+    """Return drafts by batch size; a gap is filled as in vLLM, from smaller batches."""
     found: list[int] = []
     try:
         for part in text.split("/"):

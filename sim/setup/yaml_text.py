@@ -1,4 +1,4 @@
-"""Settings as YAML or JSON: whatever is wrong is one line, with where it is and what to do."""
+"""Settings as YAML or JSON: an error is one line, with its place and what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twinserve.sim.setup.config import SettingsError
 
 
 def text_of(where: str, path: str) -> str:
-    """A file's text. where: as errors have it. Raises SettingsError with one line."""
+    """Return a file's text. where: name for errors. Raises SettingsError with one line."""
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -28,7 +28,7 @@ def text_of(where: str, path: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what a reader of the file would miss: a field that is given twice."""
+    """Refuse a field that is given twice, which a reader would miss."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -54,7 +54,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(where: str, text: str) -> Any:
-    """The content of a YAML or JSON text. Raises SettingsError with one line."""
+    """Return the content of a YAML or JSON text. Raises SettingsError with one line."""
     try:
         depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -82,9 +82,9 @@ def parse_yaml(where: str, text: str) -> Any:
 def said_of(
     error: ValidationError, part: Callable[[Sequence[int | str]], type[BaseModel]], what: str
 ) -> str:
-    """The first thing that is wrong with settings: field, what, and what to do.
+    """Return the first error of settings: field, what, and what to do.
 
-    part  whose fields the last part of a place should be one of
+    part  returns the model that has the last field of a place
     what  an empty list lacks
     """
     errors = error.errors()  # a typo explains what is missing

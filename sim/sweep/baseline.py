@@ -1,4 +1,4 @@
-"""Differences of a sweep's combinations to one of them, paired and tested."""
+"""Paired differences between a sweep's combinations and one of them, with tests."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ Gains = Mapping[str, tuple[str, str]]  # new column -> column that is compared, 
 
 
 def baseline_of(rows: pd.DataFrame, base: pd.DataFrame, pair: Sequence[str]) -> pd.DataFrame:
-    """For each of `rows` the row of `base` with the same values in the columns `pair`; nan if
-    there is none. Raises ValueError if `base` has two for one of them."""
+    """Return, for each of `rows`, the row of `base` with the same values in the columns `pair`; nan
+    if there is none. Raises ValueError if `base` has two."""
     keys = pd.MultiIndex.from_frame(base[list(pair)])
     wanted = pd.MultiIndex.from_frame(rows[list(pair)])
     return base.set_axis(keys, axis=0).reindex(wanted).set_axis(rows.index, axis=0)
 
 
 def told(gain: float, half: float, words: tuple[str, str, str], neutral: float = 0.0) -> str:
-    """One of `words` (above, below, open): on which side of `neutral` the whole interval is.
+    """Return one of `words` (above, below, open): the side of `neutral` on which the whole interval
+    lies.
 
-    An interval that is not there (nan, of a single seed) tells nothing.
+    Without an interval (nan, of a single seed) the answer is open.
     """
     above, below, open_ = words
     return above if gain - half > neutral else below if gain + half < neutral else open_
@@ -47,7 +48,7 @@ WORDS = ("significant", "significant", "not significant")
 
 
 def read_baseline(text: str, axes: Sequence[str]) -> tuple[str, str]:
-    """(setting, value) of `policy=vllm`. Raises SettingsError."""
+    """Return (setting, value) of `policy=vllm`. Raises SettingsError."""
     name, equals, value = (part.strip() for part in text.partition("="))
     name = name.removeprefix("--").replace("-", "_")
     if not equals or name not in axes:
@@ -59,7 +60,7 @@ def read_baseline(text: str, axes: Sequence[str]) -> tuple[str, str]:
 
 
 def check_baseline(baseline: tuple[str, str], values: Sequence[object]) -> None:
-    """Raises SettingsError if no run has it."""
+    """Raise SettingsError if no run has the baseline."""
     name, value = baseline
     known = list(dict.fromkeys(map(text_of, values)))
     if value not in known:
@@ -72,10 +73,10 @@ def check_baseline(baseline: tuple[str, str], values: Sequence[object]) -> None:
 def differences(
     frame: pd.DataFrame, axes: Sequence[str], baseline: tuple[str, str], names: Sequence[str]
 ) -> pd.DataFrame:
-    """differences.csv: for each combination but the baseline, and each of `names`, the mean
-    difference to the run of the baseline with the same requests (seed or window), the half width
-    of its 95 % interval (Student's) and whether it leaves out 0; `requests are the same` where
-    they are, as copies test nothing."""
+    """Return differences.csv: a row for each combination but the baseline, and each of `names`. A
+    row has the mean difference from the baseline's run with the same requests (seed or window). Its
+    95 % interval (Student's) has a half width, and excludes 0 or not. `requests are the same`
+    stands instead if all seeds have the same requests."""
     setting, value = baseline
     is_base = frame[setting].map(text_of) == value
     others = [name for name in axes if name != setting]

@@ -1,4 +1,4 @@
-"""What can be told of settings without running them: whether what they name exists."""
+"""Check settings without a run: the names in them must exist."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ def _named(trace: str) -> None:
 
 
 def check_names(config: SimulationConfig) -> None:
-    """Raises RegistryError, ProfileError, WorkloadError, SettingsError: a policy, ledger, router,
-    profile, fleet, autoscaler, trace or file of failures that there is not, or options that it
-    does not have."""
+    """Raise RegistryError, ProfileError, WorkloadError or SettingsError for an unknown policy,
+    ledger, router, profile, fleet, autoscaler, trace, failure file or option."""
     for text in config.policy:
         _policy(text)
     if config.kv is not None:

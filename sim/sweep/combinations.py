@@ -2,8 +2,8 @@
 
 Files are those of `vllm bench sweep` (`--serve-params`, `--bench-params`): JSON with a list of
 objects, or an object of named objects, each one combination; keys with `_` or `-`, values as the
-flags have them. Several sources are crossed, and `--link-vars` keeps those combinations in which
-two settings are the same. After vllm/benchmarks/sweep/param_sweep.py and serve.py (0.32).
+flags have them. Several sources are crossed. `--link-vars` keeps the combinations in which two
+settings are equal. After vllm/benchmarks/sweep/param_sweep.py and serve.py (0.32).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIELDS = SimulationConfig.model_fields
 
 @dataclass(frozen=True)
 class Entry:
-    """One combination of one source. where: for errors; settings: by name, as they were given."""
+    """One combination of one source. where: for errors; settings: by name, as given."""
 
     where: str
     settings: Mapping[str, Any]
@@ -36,20 +36,20 @@ class Entry:
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or one setting of the grid: combinations to choose from."""
+    """A file, or one setting of the grid: alternative combinations."""
 
     where: str
     entries: tuple[Entry, ...]
 
     @property
     def names(self) -> set[str]:
-        """Settings that any of them names."""
+        """The settings that any combination names."""
         return {name for entry in self.entries for name in entry.settings}
 
 
 # -- reading ---------------------------------------------------------------------------------------
 def read_params(file: Path) -> Source:
-    """The combinations of a JSON file. Raises SettingsError, one line with file and entry."""
+    """Return the combinations of a JSON file. Raises SettingsError with file and entry."""
     where = f"--params {file}"
     try:
         content = parse_json(file.read_text(encoding="utf-8"), object_pairs_hook=_object)
@@ -65,8 +65,7 @@ def read_params(file: Path) -> Source:
 
 
 def listed(where: str, content: Any) -> Source:
-    """A source of combinations: a list of objects, or an object of named ones. Raises
-    SettingsError."""
+    """Return a source from a list of objects, or an object of named ones. Raises SettingsError."""
     if isinstance(content, Mapping):
         found = [(f"entry {name!r}", name, value) for name, value in content.items()]
     elif isinstance(content, (list, tuple)):
@@ -83,7 +82,7 @@ def listed(where: str, content: Any) -> Source:
 
 
 class _Twice(Exception):
-    """A key that an object has twice."""
+    """A repeated key of an object."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -121,11 +120,11 @@ def _check_names(entries: Sequence[Entry]) -> None:
 
 
 def read_grid(texts: Iterable[str]) -> list[Source]:
-    """`--grid NAME=VALUE,VALUE,...`, each a source; one that is given again adds values.
+    """Return a source for each `--grid NAME=VALUE,VALUE,...`; a repeated setting adds values.
 
-    VALUE,VALUE  is split at commas, but for what follows one as `option=value`: that goes on with
-                 the value before it, so that a policy keeps its options
-    [...]        a JSON list, where values have other commas
+    VALUE,VALUE  is split at commas, but `option=value` continues the value before it, so that a
+                 policy keeps its options
+    [...]        a JSON list, for values with other commas
 
     Raises SettingsError.
     """
@@ -140,7 +139,7 @@ def read_grid(texts: Iterable[str]) -> list[Source]:
 
 
 def axis(flag: str, name: str, values: Sequence[Any]) -> Source:
-    """A source with one setting, `name`. Raises SettingsError for one that there is not, or without
+    """Return a source with one setting, `name`. Raises SettingsError for an unknown setting, or no
     values."""
     name = _setting(flag, name)
     if not values:
@@ -152,7 +151,7 @@ def axis(flag: str, name: str, values: Sequence[Any]) -> Source:
 
 
 def of_policies(texts: Sequence[str]) -> Source:
-    """The policies that flags name, one for each run."""
+    """Return the policies that flags name, one for each run."""
     return Source(
         "--policy", tuple(Entry(f"--policy {text}", {"policy": (text,)}) for text in texts)
     )
@@ -191,7 +190,7 @@ def _setting(where: str, key: str) -> str:
 
 
 def _value(name: str, value: Any) -> Any:
-    """As the model of the settings takes it: texts of several values as the flag has them."""
+    """Return a value for the model of settings: texts of several values as on the command line."""
     if name == "policy":
         return tuple(value) if isinstance(value, list) else (value,)
     if isinstance(value, str):
@@ -216,7 +215,7 @@ class Combination:
 
     @property
     def name(self) -> str | None:
-        """Of the entries that have one."""
+        """The joined names of its named entries."""
         return ", ".join(part.name for part in self.parts if part.name is not None) or None
 
     @property
@@ -239,8 +238,8 @@ def read_links(text: str) -> list[tuple[str, str]]:
 def crossed(
     sources: Sequence[Source], links: Sequence[tuple[str, str]] = ()
 ) -> Iterator[Combination]:
-    """Every choice of an entry from each source, the last one's changing fastest; with `links`,
-    those that name both settings of each link, with equal values.
+    """Return every choice of an entry from each source, the last source's changing fastest; with
+    `links`, those that name both settings of each link, with equal values.
 
     Raises SettingsError if two sources name one setting that is not linked with itself.
     """
@@ -261,7 +260,7 @@ def crossed(
 
 
 def _linked(combination: Combination, left: str, right: str) -> bool:
-    """Whether both are named, and all values that are given for them are one."""
+    """Return whether both settings are named, with all values equal."""
     given = [
         (name, text_of(part.settings[name]))
         for part in combination.parts
@@ -278,10 +277,10 @@ def _linked(combination: Combination, left: str, right: str) -> bool:
 class Run:
     """One run of a sweep.
 
-    axes    what the combination names, as flags have it, and its name: tells its row apart
+    axes    the combination's settings as on the command line, and its name
     config  all settings; one policy
     where   for errors
-    told_by the setting that tells it from the other runs of its combination
+    told_by the setting that differs between the runs of its combination
     """
 
     axes: Mapping[str, Any]
@@ -291,7 +290,7 @@ class Run:
 
     @property
     def copy(self) -> dict[str, Any]:
-        """Its seed, and what else tells it from the other runs of its combination."""
+        """The seed, and the setting that differs between the runs of its combination."""
         return {"seed": self.config.seed, self.told_by: getattr(self.config, self.told_by)}
 
     def __str__(self) -> str:
@@ -302,13 +301,13 @@ class Run:
 def runs_of(
     combinations: Iterable[Combination], repeat: Repeat, build: Callable[[dict], SimulationConfig]
 ) -> list[Run]:
-    """A run for each combination and each of its copies, the copies changing fastest.
+    """Return a run for each combination and each of its copies, the copies changing fastest.
 
-    build  settings of a combination to all settings of a run; what it raises as ValueError is
-           said with the combination
+    build  adds the run's other settings to a combination's; its ValueError is reported with the
+           combination
 
-    Raises SettingsError: settings that are refused, several policies in one run, a combination that
-    is there twice, no combination at all.
+    Raises SettingsError: refused settings, several policies in one run, a repeated combination, no
+    combination at all.
     """
     runs: list[Run] = []
     seen: dict[SimulationConfig, str] = {}

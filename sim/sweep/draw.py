@@ -1,4 +1,4 @@
-"""What of a sweep is drawn, where the user says little: over which setting, and which numbers."""
+"""Choose a sweep's plots if the user says little: the x axis and the numbers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DEFAULT_Y = (
 
 
 def parse_plot(texts: Sequence[str]) -> tuple[str | None, list[str], str, str]:
-    """`x=SETTING y=NAME[,NAME...] size=column title=TEXT`: setting, names, size of a panel, and
-    title; None, none, `page` and "" if not given. Raises SettingsError."""
+    """Read `x=SETTING y=NAME[,NAME...] size=column title=TEXT` as setting, names, panel size, and
+    title; None, none, `page` and "" by default. Raises SettingsError."""
     x, y, size, title = None, [], "page", ""
     for text in texts:
         key, _, value = text.partition("=")
@@ -45,7 +45,7 @@ def parse_plot(texts: Sequence[str]) -> tuple[str | None, list[str], str, str]:
 
 
 def check_x(axes: Sequence[str], wanted: str | None) -> None:
-    """Raises SettingsError if no combination names the setting to draw over."""
+    """Raise SettingsError if no combination names the setting of the x axis."""
     if wanted is not None and wanted not in axes:
         raise SettingsError(
             f"--plot x={wanted}: no combination names it{hint(wanted, list(axes))}; they name "
@@ -54,8 +54,8 @@ def check_x(axes: Sequence[str], wanted: str | None) -> None:
 
 
 def choose_x(table: pd.DataFrame, axes: Sequence[str]) -> str | None:
-    """The setting to draw over: the number with most values, else what has most values; None if
-    nothing varies."""
+    """Return the setting for the x axis: the number with most values, else the setting with most
+    values; None if nothing varies."""
     counts = {name: table[name].nunique() for name in axes}
     numbers = {name: n for name, n in counts.items() if is_number(table[name]) and n > 1}
     several = {name: n for name, n in counts.items() if n > 1}
@@ -66,7 +66,7 @@ def choose_x(table: pd.DataFrame, axes: Sequence[str]) -> str | None:
 
 
 def choose_y(table: pd.DataFrame, wanted: Sequence[str]) -> list[str]:
-    """The numbers to draw. Raises SettingsError for one that no run has."""
+    """Return the numbers to draw. Raises SettingsError for a number that no run has."""
     known = [name.removesuffix("_ci") for name in table if name.endswith("_ci")]
     for name in wanted:
         if name not in known:
@@ -84,14 +84,14 @@ def plot(
     size: str = "page",
     title: str = "",
 ) -> Figure:
-    """A panel for each of `names`, over the axis `x`; title and key stand above, outside of them.
-    size: `page`, or `column` for one column of a paper."""
+    """Draw a panel for each of `names` over the axis `x`, with title and key above. size: `page`,
+    or `column` for one column of a paper."""
     columns = 1 if size == "column" else 3 if len(names) == 3 else min(len(names), 2)
     return panels([over(table, axes, x, name) for name in names], columns, size, title)
 
 
 def write_plots(out: Path, figure: Figure) -> list[Path]:
-    """plot.png, plot.svg and plot.pdf: the same bytes for the same figure. Raises WorkloadError."""
+    """Write plot.png, plot.svg and plot.pdf, reproducible to the byte. Raises WorkloadError."""
     written = []
     for kind, content in files(figure):
         written.append(out / f"plot.{kind}")

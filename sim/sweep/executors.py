@@ -1,4 +1,4 @@
-"""Where runs are run: one interface, in the manner of `concurrent.futures.Executor`.
+"""Executors of runs: one interface, modelled on `concurrent.futures.Executor`.
 
 `completed` gives calls to an executor, a few at a time, and returns them as they end.
 """
@@ -33,23 +33,23 @@ MOST = 1000  # seeds, processes
 
 
 class Workers(Executor):
-    """An executor whose calls can be given up.
+    """An executor whose calls can be cancelled.
 
-    window  calls to hand in at once: enough that no worker waits for the next one
+    window  calls to submit at once, so that no worker waits for the next one
     """
 
     window: int
 
     @abstractmethod
     def stop(self) -> None:
-        """Give up all calls at once; nothing of them comes back."""
+        """Cancel all calls at once, without their results."""
 
     def restart(self) -> None:
-        """Make it fit for use again after a BrokenExecutor."""
+        """Make the executor usable again after a BrokenExecutor."""
 
 
 class InThisProcess(Workers):
-    """Each call as it is handed in."""
+    """Run each call when submitted."""
 
     window = 1
 
@@ -66,8 +66,7 @@ class InThisProcess(Workers):
 
 
 class LocalProcesses(Workers):
-    """Processes of this machine. Spawned: forked ones would inherit the threads of a progress
-    bar."""
+    """Processes on this machine. Spawned: forked ones would inherit a progress bar's threads."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -96,8 +95,8 @@ class LocalProcesses(Workers):
 
 
 def _begin() -> None:
-    """In a worker: it waits for work for ever where its parent was killed, so it watches that.
-    Ctrl-C is the parent's to answer."""
+    """Watch the parent in a worker, which would otherwise wait for ever after the parent is killed.
+    The parent alone handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None, "this is a worker"
@@ -110,7 +109,7 @@ def _begin() -> None:
 
 
 class RayWorkers(Workers):
-    """A Ray cluster: that of RAY_ADDRESS, else one of this machine with `workers` processes that
+    """A Ray cluster: that of RAY_ADDRESS, else one on this machine with `workers` processes that
     ends with this process. Raises SettingsError if Ray is missing or cannot be reached."""
 
     def __init__(self, workers: int) -> None:
@@ -159,27 +158,27 @@ class RayWorkers(Workers):
 
 
 def check_count(name: str, given: int | None) -> None:
-    """Raises SettingsError, with what it is called where it was given, for processes or seeds that
-    are not 1 to `MOST`; None stands for the default."""
+    """Raise SettingsError, with the flag's name, for a number of processes or seeds outside 1 to
+    `MOST`. None: the default."""
     if given is not None and not (isinstance(given, int) and 1 <= given <= MOST):
         raise SettingsError(f"{name} {given}: must be from 1 to {MOST}")
 
 
 def local(workers: int | None, calls: int) -> Workers:
-    """For so many calls on this machine. workers: processes; None: one for each core; 1: this
-    one."""
+    """Return an executor for so many calls on this machine. workers: processes; None: one for each
+    core; 1: this one."""
     workers = min(workers or os.cpu_count() or 1, calls)
     return InThisProcess() if workers < 2 else LocalProcesses(workers)
 
 
 def processes(workers: int | None, calls: int) -> Workers:
-    """The same, and never this process: a call that takes its process down takes no other along."""
+    """Return an executor outside this process, so that a crash ends no other call."""
     return LocalProcesses(max(1, min(workers or os.cpu_count() or 1, calls)))
 
 
 @contextmanager
 def at_work(workers: Workers) -> Iterator[Workers]:
-    """Shut down at the end; given up where anything fails."""
+    """Shut the executor down at the end; cancel its calls after an error."""
     try:
         yield workers
     except BaseException:
@@ -191,10 +190,10 @@ def at_work(workers: Workers) -> Iterator[Workers]:
 def completed(
     workers: Workers, work: Callable, calls: Mapping[Key, Sequence]
 ) -> Iterator[tuple[Key, Future]]:
-    """work(*arguments) of every call, as they end, in any order; `workers` is shut down after.
+    """Yield work(*arguments) of every call as they end, in any order, then shut `workers` down.
 
-    A call that takes its worker down ends with BrokenExecutor. The others that were under way with
-    it are called again, each by itself, so that only the one is lost.
+    A call that ends its worker process gives BrokenExecutor. The calls that ran at the same time
+    are called again one by one, so that only this one is lost.
     """
     todo = deque(calls)
     running: dict[Future, Key] = {}

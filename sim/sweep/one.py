@@ -1,4 +1,4 @@
-"""One run of a sweep, in a worker: settings in, a flat row out."""
+"""One run of a sweep in a worker: settings in, a flat row out."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def one_run(
     error_bars: bool = False,
     blocks: int = 0,
 ) -> Kept:
-    """The main numbers of a run, or why it failed: nothing that a run raises is raised here.
+    """Return the main numbers of a run, or the reason for its failure. Never raises.
 
     settings    of a SimulationConfig with one policy, as JSON has them
-    sources     digest that the package must have: another machine may have another version
+    sources     required digest of the package: another machine may have another version
     options     further metrics
     blocks      of time, for intervals of this run (`sim/results/blocks.py`); 0: none
-    error_bars  the run four times more, with step times off (`sim/setup/error_bars.py`)
+    error_bars  four more runs, with step times off (`sim/setup/error_bars.py`)
     """
     _settle()
     try:
@@ -72,7 +72,7 @@ def one_run(
 
 
 def _requests(workload: Workload) -> str:
-    """Tells lists of requests apart; best-effort batches of a pool are not among them."""
+    """Return a digest of the request list, without batches of the pool."""
     columns = workload.arrival_s, workload.prompt_tokens, workload.output_tokens
     digest = hashlib.sha256()
     for column in columns:
@@ -81,7 +81,7 @@ def _requests(workload: Workload) -> str:
 
 
 def _bars(summary: Mapping[str, Any]) -> dict[str, float]:
-    """NAME.low and NAME.high for each number that has an error bar."""
+    """Return NAME.low and NAME.high for each number with an error bar."""
     row: dict[str, float] = {}
     for name, (low, high) in summary.get("error_bars", {}).items():
         row |= {f"{name}{LOW}": low, f"{name}{HIGH}": high}
@@ -89,13 +89,12 @@ def _bars(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _said(notices: Sequence[str]) -> dict[str, str]:
-    """What the user should know about the run's requests: they may differ from run to run."""
+    """Return notices on the run's requests, which may differ from run to run."""
     return {NOTICES: "\n".join(notices)} if notices else {}
 
 
 def failure(error: BaseException) -> str:
-    """One line; the kind of an error that is not worded for users is said with it, and where it
-    was raised."""
+    """Return one line. For an error not worded for users, add its type and place."""
     said = " ".join(str(error).split())
     if said and isinstance(error, ValueError) and type(error) is not ValueError:
         return said
@@ -111,13 +110,13 @@ def failure(error: BaseException) -> str:
 
 @cache
 def _settle() -> None:
-    """What has been imported stays: the collections after each run need not look at it."""
+    """Exempt imported objects from the garbage collection after each run."""
     gc.collect()
     gc.freeze()
 
 
 def flat(summary: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every single value of a summary by its dotted name: classes.rt.mean_ttft_ms."""
+    """Return every single value of a summary by dotted name: classes.rt.mean_ttft_ms."""
     row: dict[str, Any] = {}
     for name, value in summary.items():
         if isinstance(value, Mapping):

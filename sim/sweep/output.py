@@ -1,14 +1,14 @@
-"""What a sweep leaves in its folder.
+"""Files of a sweep.
 
-    runs.parquet   one row a run that completed: what its combination names, seed, every number of
-                   its summary (docs/metrics.md) by dotted name
+    runs.parquet   one row a completed run: what its combination names, seed, every number of its
+                   summary (docs/metrics.md) by dotted name
     table.csv      one row a combination: means over seeds, and half widths of their 95 % intervals
-                   (NAME_ci); of error bars the ends (NAME.low, NAME.high), means over seeds
-    failures.csv   one row a run that failed: what its combination names, seed, the error
+                   (NAME_ci); means of error bars' ends (NAME.low, NAME.high)
+    failures.csv   one row a failed run: what its combination names, seed, the error
     sweep.json     settings that all runs have in common, and versions
     plot.png, plot.svg, plot.pdf
 
-The same bytes for the same results, under the same versions of pyarrow and matplotlib.
+The same results give the same bytes under the same versions of pyarrow and matplotlib.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _WIDEST = 160  # of the printed table where it goes into a file
 
 
 def axes_of(runs: Sequence[Run]) -> list[str]:
-    """What combinations name, in order of appearance; the seed is none of them."""
+    """Return the settings that combinations name, in order of appearance, without the seed."""
     return list(dict.fromkeys(name for run in runs for name in run.axes))
 
 
 def runs_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.DataFrame:
-    """runs.parquet: a row for each run that completed, in the order of the runs."""
+    """Return runs.parquet: a row for each completed run, in the order of the runs."""
     own = own_names([run for run, _ in results])
     rows = [
         {**_axis_values(run, axes, own), **_copy(run), **row}
@@ -79,7 +79,7 @@ def runs_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.D
 
 
 def failures_frame(results: Sequence[tuple[Run, Kept]], axes: Sequence[str]) -> pd.DataFrame:
-    """failures.csv, in the order of the runs."""
+    """Return failures.csv, in the order of the runs."""
     own = own_names([run for run, _ in results])
     rows = [
         {**_axis_values(run, axes, own), **_copy(run), "error": kept.failed}
@@ -95,8 +95,8 @@ def _copy(run: Run) -> dict[str, Any]:
 
 
 def own_names(runs: Sequence[Run]) -> dict[str, str]:
-    """Policies and routers of files: what was given -> the name that its class has. Nothing of a
-    kind of which two would have the same."""
+    """Return, for policies and routers from files, text -> class name. Omits a kind in which two
+    names would be equal."""
     found = {}
     for kind, names in (("policy", POLICIES), ("router", ROUTERS)):
         texts = {text_of(getattr(run.config, kind)) for run in runs}
@@ -107,7 +107,7 @@ def own_names(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _axis_values(run: Run, axes: Sequence[str], own: Mapping[str, str]) -> dict[str, Any]:
-    """What any combination names, of this run: numbers as they are, the rest as flags have it."""
+    """Return this run's values of all axes: numbers unchanged, others as on the command line."""
 
     def plain(value: Any) -> Any:
         if value is None or type(value) in (bool, int, float):
@@ -118,14 +118,14 @@ def _axis_values(run: Run, axes: Sequence[str], own: Mapping[str, str]) -> dict[
 
 
 def _value(run: Run, name: str) -> Any:
-    """Of the run's settings; ranks, which went into the profile's name, as they were given."""
+    """Return a setting of the run; ranks, which are now in the profile's name, as given."""
     found = getattr(run.config, name, None)
     return run.axes.get(name) if found is None else found
 
 
 def seed_table(frame: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
-    """table.csv: means over seeds of every number, and NAME_ci; and of verdicts on saturation how
-    many seeds have which."""
+    """Return table.csv: every number's mean over seeds, and NAME_ci; for saturation, the number of
+    seeds with each verdict."""
     values = [
         name
         for name in frame.columns
@@ -152,20 +152,20 @@ def seed_table(frame: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
 
 
 def _copied(runs: pd.DataFrame) -> bool:
-    """Whether several runs have the same requests."""
+    """Return whether several runs have the same requests."""
     if len(runs) < 2 or REQUESTS not in runs:
         return False
     return bool(runs[REQUESTS].notna().all() and runs[REQUESTS].nunique() == 1)
 
 
 def print_copies(table: pd.DataFrame, console=None) -> None:
-    """That intervals are left out, where seeds give the same requests."""
+    """Note that intervals are omitted if seeds give the same requests."""
     if COPIES in table and table[COPIES].any():
         (console or Console(soft_wrap=True)).print(f"note: {COPIED}", highlight=False)
 
 
 def _counted(verdicts: pd.Series) -> str | None:
-    """`saturated` if all seeds agree, else `saturated 2, unclear 1`; None: there is none."""
+    """Return `saturated` if all seeds agree, else `saturated 2, unclear 1`; None: no verdict."""
     counts = verdicts.dropna().value_counts(sort=False)
     if len(counts) < 2:
         return next(iter(counts.index), None)
@@ -175,7 +175,7 @@ def _counted(verdicts: pd.Series) -> str | None:
 def write_results(
     out: Path, frame: pd.DataFrame, table: pd.DataFrame, failures: pd.DataFrame, about: dict
 ) -> None:
-    """All files but the plots. Raises WorkloadError."""
+    """Write all files but the plots. Raises WorkloadError."""
     if len(frame):
         sink = io.BytesIO()
         try:
@@ -196,7 +196,7 @@ def write_results(
 
 
 def about(runs: Sequence[Run], options: MetricsOptions, error_bars: bool, repeat: Repeat) -> dict:
-    """sweep.json: the settings that are the same in all runs, and all that asks for them again."""
+    """Return sweep.json: the settings common to all runs, and those that repeat the sweep."""
     first = runs[0].config.model_dump(mode="json")
     others = [run.config.model_dump(mode="json") for run in runs[1:]]
     common = {
@@ -227,14 +227,14 @@ def about(runs: Sequence[Run], options: MetricsOptions, error_bars: bool, repeat
 
 
 def _entry(run: Run, axes: Sequence[str]) -> dict[str, Any]:
-    """A combination as a file of --params has it, with the first of its seeds."""
+    """Return a combination for a --params file, with the first of its seeds."""
     found = {NAME if n == "name" else n: _value(run, n) for n in axes}
     found |= {"policy": run.config.policy[0]} if "policy" in axes else {}
     return {**found, "seed": run.config.seed}
 
 
 def print_notices(frame: pd.DataFrame, console=None) -> None:
-    """What runs said of their requests, and how many of them did if not all agree."""
+    """Print the runs' notices on requests, with a count if not all runs have them."""
     console = console or Console(soft_wrap=True)
     said = frame[NOTICES].fillna("") if NOTICES in frame else pd.Series(dtype=str)
     counts: dict[str, int] = {}
@@ -252,7 +252,7 @@ def print_notices(frame: pd.DataFrame, console=None) -> None:
 def print_seed_table(
     table: pd.DataFrame, axes: Sequence[str], values: Sequence[str] = (), console=None
 ) -> None:
-    """Mean ± half width of the main numbers and of `values`, a line for each combination."""
+    """Print mean ± half width of the main numbers and of `values`, a line for each combination."""
     console = console or Console()
     if not console.is_terminal:
         console.width = max(console.width, _WIDEST)
@@ -282,7 +282,7 @@ def print_seed_table(
 
 
 def print_differences(found: pd.DataFrame, axes: Sequence[str], console=None) -> None:
-    """A line for each combination but the baseline, of the main numbers."""
+    """Print the main numbers' differences, a line for each combination but the baseline."""
     if not len(found):
         return
     console = console or Console()
@@ -313,7 +313,7 @@ def print_differences(found: pd.DataFrame, axes: Sequence[str], console=None) ->
 
 
 def _bar(row: Mapping[str, Any], name: str) -> str:
-    """` [11.2, 14.9]` where a number has an error bar."""
+    """Return ` [11.2, 14.9]` for a number with an error bar."""
     if f"{name}{LOW}" not in row or pd.isna(row[f"{name}{LOW}"]):
         return ""
     return f" [{with_digits(row[name + LOW], np.nan)}, {with_digits(row[name + HIGH], np.nan)}]"

@@ -1,14 +1,12 @@
-"""What single runs gave, each in a file of its own: so an interrupted grid goes on where it was.
+"""Results of single runs, one file each, so that an interrupted grid continues.
 
-A file says of which sources of the package it is, and with which recorded traces at hand: results
-of other code are not taken for results of this one, unless that is asked for, and those with other
-traces never. A file of a later version of the format is neither taken nor replaced.
+A file names its package sources and recorded traces. Results of other sources are reused only on
+request, and results with other traces never. A file of a later format is neither used nor replaced.
 
-A file appears whole or not at all, whenever the process is killed. Nothing is forced to the disk:
-where the machine itself fails, or a file was edited, a damaged file is found damaged, and its run
-is run again.
+A file is written whole or not at all, even if the process is killed. Nothing is forced to the disk:
+after a machine failure or an edit, a damaged file is detected and its run is repeated.
 
-What a kept result depends on, as digests: sources of the package, recorded traces, files.
+Digests identify what a kept result depends on: package sources, recorded traces, files.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ _SIMULATOR = ("sim", "policies", "backends", "profiles", "traces")
 
 @cache
 def sources_digest(work: Callable) -> str:
-    """Of whatever can change what `work` returns: its own module, and every module and data file of
-    the simulator."""
+    """Return a digest of all that can change the result of `work`: its module, and every module and
+    data file of the simulator."""
     found = sorted(
         path
         for room in _SIMULATOR
@@ -54,8 +52,7 @@ def sources_digest(work: Callable) -> str:
 
 
 def traces_digest() -> str:
-    """Of the files that a run would find for the recorded traces; if there is none, of what
-    stands in for it."""
+    """Return a digest of the files that a run finds for recorded traces, or of their stand-ins."""
     found = [
         (trace["name"], trace["where"]) for trace in list_traces() if trace["kind"] == "recorded"
     ]
@@ -67,7 +64,7 @@ def traces_digest() -> str:
 
 
 def content_digest(file: Path) -> str:
-    """sha256 of a file's content, read once as long as the file stays as it is."""
+    """Return sha256 of a file's content, cached while the file does not change."""
     status = file.stat()
     return _content_of(file.absolute(), status.st_size, status.st_mtime_ns)
 
@@ -78,8 +75,8 @@ def _content_of(file: Path, size: int, changed_ns: int) -> str:
 
 
 def _own_modules(file: Path) -> list[Path]:
-    """`file`, and the modules of the package outside of the simulator that it imports, and
-    theirs."""
+    """Return `file` and the modules that it imports from the package outside the simulator,
+    recursively."""
     found, todo = set(), [file.resolve()]
     while todo:
         path = todo.pop()
@@ -108,8 +105,7 @@ POINTS: Format[dict] = Format("kept points", version=1, by="name another --out",
 class Kept:
     """rows     of the run; none if it failed
     failed   why, in one line; None if it did not
-    seconds  that the run took, of wall time; None if that was not kept
-    """
+    seconds  wall time of the run; None: not known"""
 
     rows: list
     failed: str | None = None
@@ -122,7 +118,7 @@ class Store:
 
     sources  digest that a file must have; None: of any version of the code
     traces   digest that it must have
-    written  digest of the sources that new files get
+    written  digest of the sources for new files
     """
 
     folder: Path
@@ -132,14 +128,14 @@ class Store:
 
     @classmethod
     def of(cls, out: Path, sources: str, traces: str, any_version: bool = False) -> Store:
-        """That of an experiment's or sweep's folder, for results of these sources and traces."""
+        """Return the store of an experiment's or sweep's folder, for these sources and traces."""
         return cls(out / KEPT, None if any_version else sources, traces, sources)
 
     def file(self, digest: str) -> Path:
         return self.folder / f"{digest}.json"
 
     def check_writable(self) -> None:
-        """Raises WorkloadError; before the first run, not after it."""
+        """Raise WorkloadError before the first run if the folder cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -151,13 +147,13 @@ class Store:
             ) from None
 
     def clear_torn(self) -> None:
-        """Remove what killed processes left half written. No other process may write here."""
+        """Delete half-written files of killed processes. No other process may write here."""
         for torn in self.folder.glob(".*.json.*"):
             torn.unlink(missing_ok=True)
 
     def read(self, digest: str) -> Kept | None:
-        """What a run gave; None if it has to be run: not there, damaged, with other traces, or
-        not of `sources`. Raises SettingsError for a file of a later version."""
+        """Return a run's results; None if it must run: not there, damaged, other traces or
+        `sources`. Raises SettingsError for a file of a later version."""
         found = self._document(digest)
         try:
             fits = self.sources in (None, found["sources"]) and self.traces == found["traces"]
@@ -170,12 +166,12 @@ class Store:
             return None
 
     def seconds(self, digest: str) -> float | None:
-        """What a run took when it was run last, by whatever code; None if that is not known."""
+        """Return the last wall time of a run, by any code version; None if not known."""
         found = self._document(digest).get("seconds")
         return found if isinstance(found, float) else None
 
     def _document(self, digest: str) -> dict:
-        """Empty if there is none, or a damaged one."""
+        """Return the file's content; empty if there is none, or a damaged one."""
         file = self.file(digest)
         try:
             document = dict(parse_json(file.read_text()))
@@ -184,7 +180,7 @@ class Store:
         return POINTS.read(document, file, SettingsError)
 
     def write(self, digest: str, kept: Kept) -> Kept:
-        """Keep it; returns it as a reader will find it. Raises WorkloadError."""
+        """Keep a result; returns it as a reader will find it. Raises WorkloadError."""
         rows = json.loads(dump_json(kept.rows))
         said = {"sources": self.written, "traces": self.traces, "rows": rows, "sum": _sum(rows)}
         if kept.failed is not None:
@@ -196,6 +192,6 @@ class Store:
 
 
 def _sum(rows: list) -> str:
-    """Tells rows that were edited."""
+    """Return a checksum of rows, which detects edits."""
     text = json.dumps(rows, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:24]

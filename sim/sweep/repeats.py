@@ -21,25 +21,24 @@ _SOURCES = Sources(lru_cache(maxsize=8)(load_trace))
 @dataclass(frozen=True)
 class Repeat:
     """seeds    runs with --seed, --seed + 1, ...
-    windows  so many windows of equal time, which a recorded trace is cut into; 0: it is not cut
-    blocks   of one run: its intervals are a bootstrap over so many blocks of its time; 0: none
-    """
+    windows  equal time windows that a recorded trace is cut into; 0: not cut
+    blocks   of one run: intervals by a bootstrap over so many blocks of its time; 0: none"""
 
     seeds: int = 1
     windows: int = 0
     blocks: int = 0
 
     def __str__(self) -> str:
-        """As --repeat has it."""
+        """Return the value of --repeat."""
         return f"windows={self.windows}" if self.windows else f"blocks={self.blocks}"
 
     @property
     def told_by(self) -> str:
-        """What tells the runs of a combination apart."""
+        """The setting that differs between the runs of a combination."""
         return "window" if self.windows else "seed"
 
     def copies(self, config: SimulationConfig) -> list[SimulationConfig]:
-        """The runs of one combination. Raises SettingsError, WorkloadError."""
+        """Return the runs of one combination. Raises SettingsError, WorkloadError."""
         if not self.windows:
             changes: list[dict[str, Any]] = [
                 {"seed": seed} for seed in range(config.seed, config.seed + self.seeds)
@@ -51,7 +50,7 @@ class Repeat:
 
 
 def parse_repeat(text: str | None, seeds: int = 1) -> Repeat:
-    """`windows=5` or `blocks=20`; None: so many seeds. Raises SettingsError."""
+    """Read `windows=5` or `blocks=20`; None: so many seeds. Raises SettingsError."""
     if text is None:
         return Repeat(seeds)
     said = re.fullmatch(r"(windows|blocks)=([0-9]{1,4})", text.strip())
@@ -66,7 +65,8 @@ def parse_repeat(text: str | None, seeds: int = 1) -> Repeat:
 
 
 def _edges(config: SimulationConfig, count: int) -> list[float]:
-    """Seconds of the recording. Raises SettingsError for a trace that has none."""
+    """Return window edges, seconds of the recording. Raises SettingsError for a trace without a
+    recording."""
     if is_synthetic(config.trace) or config.rate is not None:
         raise SettingsError(
             f"--repeat windows={count}: {config.trace} is generated, so other seeds are other "

@@ -1,4 +1,4 @@
-"""Means over seeds, and how far they can be trusted."""
+"""Means over seeds, with their confidence intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 
 def interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Mean and half width of Student's interval for it; half width nan for a single value."""
+    """Return mean and half width of its Student interval; half width nan for a single value."""
     found = np.asarray(list(values), float)
     if len(found) < 2:
         return float(found.mean()), float("nan")
@@ -20,15 +20,15 @@ def interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, 
 
 @cache
 def _student(confidence: float, count: int) -> float:
-    """Half width of the interval in standard errors; tables ask it again for each number."""
+    """Return the interval's half width in standard errors, cached for tables."""
     from scipy import special  # the workers of a grid need none; scipy.stats takes a second
 
     return float(special.stdtrit(count - 1, 0.5 + confidence / 2))
 
 
 def over_seeds(frame: pd.DataFrame, by: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
-    """A row for each combination of `by`, as they appear: the mean of each of `values` and, as
-    NAME_ci, the half width."""
+    """Return a row for each combination of `by`, in order of appearance: the mean of each of
+    `values`, and the half width as NAME_ci."""
     rows = []
     for keys, group in frame.groupby(list(by), sort=False, dropna=False):
         row = dict(zip(by, keys if isinstance(keys, tuple) else (keys,), strict=True)) | {

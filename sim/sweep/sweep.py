@@ -1,4 +1,4 @@
-"""A sweep: runs that are given to an executor, each kept when it ends, failures beside them."""
+"""A sweep: an executor runs it; each result is kept when its run ends, with failures apart."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _LOCK = "lock"
 
 
 class Sweep:
-    """The runs of a sweep and what is kept of them in the folder `out`.
+    """The runs of a sweep and their results in the folder `out`.
 
-    any_version   take results of other versions of the code too
-    retry_failed  runs that failed before are run again
+    any_version   reuse results of other code versions
+    retry_failed  repeat failed runs
     options       further metrics of each run
-    repeat        what tells the runs of a combination apart
-    error_bars    of each run: four more with step times off; SettingsError for a fleet file
+    repeat        how the runs of a combination differ
+    error_bars    four more runs each, with step times off; SettingsError for a fleet file
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Sweep:
                 self.kept[digest] = found
 
     def todo(self) -> list[Run]:
-        """Runs that are still to be run, in order."""
+        """Return the missing runs, in order."""
         return [
             run
             for run, digest in zip(self.runs, self._digests, strict=True)
@@ -81,7 +81,7 @@ class Sweep:
         ]
 
     def results(self) -> list[tuple[Run, Kept]]:
-        """What is kept, in the order of the runs."""
+        """Return the kept results, in the order of the runs."""
         return [
             (run, self.kept[digest])
             for run, digest in zip(self.runs, self._digests, strict=True)
@@ -89,10 +89,10 @@ class Sweep:
         ]
 
     def run(self, make: Callable[[int], Workers], report: Callable[[int, int], None]) -> None:
-        """Run what is missing, and keep each result as it comes.
+        """Run what is missing, and keep each result at once.
 
-        make    an executor for so many runs; asked only if there is something to run
-        report  called with runs done and failed of all, at the start and after each
+        make    an executor for so many runs; called only if a run is missing
+        report  called with completed and failed runs, at the start and after each
 
         Raises SettingsError, WorkloadError.
         """
@@ -124,8 +124,8 @@ class Sweep:
 
 
 def spread(items: Sequence[Item]) -> list[Item]:
-    """Return the items so that the first ones are from all parts of the list: how long they take
-    says how long the others will, though costs differ along the list."""
+    """Reorder the items so that the first ones come from all parts of the list. Their durations
+    then predict the others', though costs vary along the list."""
     digits = max(len(items) - 1, 1).bit_length()
     order = (int(f"{at:0{digits}b}"[::-1], 2) for at in range(1 << digits))
     return [items[at] for at in order if at < len(items)]
@@ -137,8 +137,8 @@ def _lost(error: BaseException) -> str:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Raises SettingsError if another process runs a sweep in this folder. The lock ends with
-    the process, however that ends."""
+    """Raise SettingsError if another process runs a sweep in this folder. The lock ends with the
+    process."""
     with open(folder / _LOCK, "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,8 +157,8 @@ def digest_of(
     error_bars: bool = False,
     blocks: int = 0,
 ) -> str:
-    """Of all settings of a run, of the content of every file that they name, and of what is asked
-    of its metrics."""
+    """Return a digest of a run's settings, the content of every named file, and its metrics
+    options."""
     settings = config.model_dump(mode="json")
     if settings["columns"] is None:  # came later: points kept before it was there are found
         del settings["columns"]
@@ -169,8 +169,8 @@ def digest_of(
 
 
 def contents_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """sha256 by path of the files that settings name: traces and what is said beside them,
-    profiles, policies, fleets and what these name, and files in options."""
+    """Return sha256 by path of the named files: traces and their sidecars, profiles, policies,
+    fleets and their files, and files in options."""
     texts = [
         text
         for value in settings.values()
@@ -187,8 +187,8 @@ def contents_of(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _words(text: str) -> set[str]:
-    """What of a setting may be a path: all of it, what ends in `.py`, an option's value, a
-    profile's model."""
+    """Return the parts of a setting that may be a path: the whole, a part that ends in `.py`, an
+    option's value, a profile's model."""
     in_file = re.match(r".+?\.py(?=:|$)", text)
     values = (part.rpartition("=")[2] for part in text.split(","))
     model, at, _ = text.rpartition("@")  # a config.json, or the folder that holds it
