@@ -172,7 +172,7 @@ def test_what_the_engine_cannot_do_is_one_line(references):
 
 
 def test_a_free_run_whose_answer_lacks_tokens_is_named(references):
-    inputs, engine = pressed(4, "vllm"), references.engine
+    inputs, engine = pressed(4, "conserve"), references.engine
     settings = live_settings(inputs, inputs.policies[0], LiveSettings(None, None, 0, 0, 0, 0))
     with as_large_as(engine, settings):
         engine.scheduler.forget_counts()

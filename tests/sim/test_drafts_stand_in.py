@@ -1,5 +1,6 @@
-"""The loop of a live run with drafts, on a stand-in for the engine: drafts are found, verified and
-given as vLLM's scheduler counts them, from numbers in the place of texts. tests/live has vLLM."""
+"""The loop of a live run, mostly with drafts, on a stand-in for the engine: drafts are found,
+verified and given as vLLM's scheduler counts them, from numbers in the place of texts. tests/live
+has vLLM."""
 
 from __future__ import annotations
 
@@ -16,10 +17,16 @@ from twinserve.backends.acceptance import uniform
 from twinserve.backends.live.engine.engine import StepAnswer
 from twinserve.backends.live.engine.planned import PlannedStep, ScheduledStep
 from twinserve.backends.live.versions import LiveEngineError
+from twinserve.policies.plan import Preemption
+from twinserve.policies.registry import parse_policy
 from twinserve.sim.results.decisions import DecisionLog, parse_log
 from twinserve.sim.results.files import RunResult, write_run
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import run_simulation
 from twinserve.sim.twin.live import LiveRun, blank_settings
+from twinserve.traces.workload import Workload
 
 
 @dataclass
@@ -45,7 +52,7 @@ class StandIn:
     vocab = 100
 
     def __init__(self) -> None:
-        self.settings = replace(blank_settings(drafts=3), max_step_tokens=10_000)
+        self.settings = replace(blank_settings(drafts=3, swap_blocks=9), max_step_tokens=10_000)
         self.scheduler = SimpleNamespace(drift=0, steps=0, first_drift="")
         self.requests: dict[str, Request] = {}
 
@@ -56,8 +63,9 @@ class StandIn:
         del self.requests[name]
 
     def step(self, planned: PlannedStep) -> StepAnswer:
-        for name, _ in planned.preempted:
-            self.requests[name].computed = self.requests[name].drafts = 0
+        for name, kind in planned.preempted:
+            if kind is Preemption.RECOMPUTE:
+                self.requests[name].computed = self.requests[name].drafts = 0
         for name, hit in planned.hits.items():
             self.requests[name].computed = hit
         scheduled = ScheduledStep(dict(planned.grants), dict(planned.hits), 0)
@@ -126,6 +134,17 @@ def test_clients_leave_with_drafts_to_verify(tmp_path):
         lost += sum(found.get(row, 0) > 0 for row in step.withdrawn)
         found |= {row: ahead for row, (_, _, ahead) in (step.verified or {}).items()}
     assert lost > 3
+
+
+def test_what_comes_back_between_two_steps_is_computed_next():
+    """The real-time request takes the other one's memory. When it has ended, a plan brings the
+    other back and computes nothing, and no further event would ask for the next plan."""
+    config = SimulationConfig(policy=("conserve",), num_blocks=4, block_tokens=16, host_blocks=8)
+    load = Workload.build([0.0, 1e-9], [40, 40], [8, 4], service_class=[1, 0])
+    inputs = Inputs(config, load, resolve_hardware(config), (parse_policy("conserve"),), ())
+    run = LiveRun(inputs, inputs.policies[0], StandIn(), wall=False)
+    run.run()
+    assert run.rows().requests.swaps.tolist() == [1, 0] and run.parted() == ""
 
 
 @pytest.mark.slow

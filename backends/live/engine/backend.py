@@ -207,7 +207,8 @@ class LiveBackend(Backend):
         return None
 
     def transfer(self, plan: StepPlan, now: float) -> Transfers:
-        """Account for a plan without a step. The engine carries it out with the next step."""
+        """Account for a plan without a step. The engine carries it out with the next step, so the
+        next plan is made at once: nothing else may come that would ask for one."""
         self._on_engine.follow(plan.preempted, plan.admitted, plan.swapped_in)
         if self.memory is not None:
             self.memory.follow(plan.moves)
@@ -215,7 +216,7 @@ class LiveBackend(Backend):
         if self.predicted:
             return moved
         moved.ready_s, moved.lands_s = {}, {}
-        moved.before = moved.beside = now
+        moved.before = moved.beside = float(np.nextafter(now, np.inf))
         return moved
 
     def cut(self, executed: Executed, steps: int) -> None:
