@@ -387,8 +387,10 @@ def check_emulated(inputs: Inputs) -> None:
         "--host-blocks": bool(inputs.hardware.host_blocks),
     }.items():
         if given:
-            what = "give 0" if flag == "--host-blocks" else "drop it"
-            raise SettingsError(f"{flag}: one emulated engine in virtual time has none; {what}")
+            what = {"--host-blocks": "give 0", "--front-end": "drop it, or add --served"}
+            raise SettingsError(
+                f"{flag}: one emulated engine in virtual time has none; {what.get(flag, 'drop it')}"
+            )
 
 
 @contextmanager

@@ -26,88 +26,104 @@ from twinserve.policies.registry import PolicySpec
 from twinserve.sim.fleet.prefix_index import content_ids
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics_requests import RequestColumns
+from twinserve.sim.results.schemas import ENGINE_ARRIVAL
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 
 KEEPS_UP, SENT_S = 0.01, 0.005  # share of late steps, mean delay of a client: the host's limits
 METRICS = ("ttft", "tpot", "e2el")
+_BEFORE = ("client late", "HTTP", "API server")  # parts of a TTFT up to the engine
 _STAMPS = "twinserve.backends.live.measure.stamps.Stamping{}{}Scheduler"
 
 
 @dataclass(frozen=True)
 class EmulatedServer:
     """What was seen, seconds, an entry a request in the order of the workload: latencies `engine`
-    from when the API server has a request on, as vLLM's metrics count, `client` from when it was
-    due; `sent` after that, `arrived` in the API server after it was sent, `back` from the engine's
-    first token to the client's. lateness: of the host."""
+    from when the engine's process got a request, `client` from when it was due. parts: of the
+    client's TTFT, which they add up to. lateness: of the host."""
 
     engine: dict[str, np.ndarray]
     client: dict[str, np.ndarray]
-    sent: np.ndarray
-    arrived: np.ndarray
-    back: np.ndarray
+    parts: dict[str, np.ndarray]
     lateness: Lateness
 
     @property
     def keeps_up(self) -> bool:
         few_late = self.lateness.late <= KEEPS_UP * self.lateness.steps
-        return few_late and float(self.sent.mean()) <= SENT_S
+        return few_late and float(self.parts[_BEFORE[0]].mean()) <= SENT_S
 
-    def means(self, simulated: RunResult) -> dict[str, tuple[float, float, float]]:
-        """By metric: simulated, seen by the engine, seen by clients; seconds."""
-        columns = RequestColumns.of(simulated.rows.requests)
-        return {
-            name: tuple(
-                float(np.nanmean(values))
-                for values in (getattr(columns, name), self.engine[name], self.client[name])
-            )
-            for name in METRICS
-        }  # type: ignore[misc]
+    def means(self, run: RunResult, fronted: RunResult) -> dict[tuple[str, str], tuple]:
+        """By where and metric: the mean that was simulated and the mean that was seen, seconds.
+        run: without a front end, for the engine; fronted: for clients."""
+        found = {}
+        for where, result in (("engine", run), ("client", fronted)):
+            columns = RequestColumns.of(result.rows.requests)
+            for name in METRICS:
+                both = getattr(columns, name), getattr(self, where)[name]
+                found[where, name] = tuple(float(np.nanmean(values)) for values in both)
+        return found
 
-    def parts(self, simulated: RunResult) -> dict[str, float]:
-        """Where the client's mean TTFT parts from the simulated one, seconds; they add up."""
-        ours, engine, _ = self.means(simulated)["ttft"]
+    def mean_parts(self, fronted: RunResult) -> dict[str, tuple[float, float]]:
+        """Mean seconds of the client's TTFT by part, simulated and seen."""
+        c = RequestColumns.of(fronted.rows.requests)
+        first = c.ttft if c.engine_ttft is None else c.engine_ttft
+        before = np.zeros(len(c.arrival))
+        if c.engine_ttft is not None:
+            before = np.asarray(fronted.rows.requests[ENGINE_ARRIVAL], np.float64) - c.arrival
+        ours = {
+            "to the engine": before,
+            "waits there": c.queued,
+            "computed": first - c.queued,
+            "back": c.ttft - first - before,
+        }
+        seen = self.parts | {"to the engine": sum(self.parts[name] for name in _BEFORE)}
         return {
-            "client, late to send": float(self.sent.mean()),
-            "front end, to the engine": float(self.arrived.mean()),
-            "engine": engine - ours,
-            "front end, back to the client": float(self.back.mean()),
+            name: (float(np.mean(values)), float(seen[name].mean()))
+            for name, values in ours.items()
         }
 
     def table(self) -> pd.DataFrame:
         """A row a request, seconds."""
         of = {"engine": self.engine, "client": self.client}
         named = {f"{at}_{name}": of[at][name] for at in of for name in METRICS}
-        return pd.DataFrame(named | {"sent": self.sent, "arrived": self.arrived, "back": self.back})
+        return pd.DataFrame(named | self.parts)
 
-    def summary(self, simulated: RunResult) -> dict:
+    def summary(self, run: RunResult, fronted: RunResult) -> dict:
         """As plain values."""
         lateness = self.lateness
+        means = self.means(run, fronted)
         return {
             "steps": lateness.steps,
             "late_steps": lateness.late,
             "late_s": lateness.late_s,
             "host_keeps_up": self.keeps_up,
-            "mean_s": {
-                name: dict(zip(("simulated", "engine", "client"), values, strict=True))
-                for name, values in self.means(simulated).items()
+            "mean_s": {f"{where}_{name}": _both(x) for (where, name), x in means.items()},
+            "ttft_parts_s": {
+                **{name: _both(x) for name, x in self.mean_parts(fronted).items()},
+                **{name: float(self.parts[name].mean()) for name in _BEFORE},
             },
-            "ttft_parts_s": self.parts(simulated),
         }
 
-    def lines(self, simulated: RunResult) -> list[tuple[str, str]]:
+    def lines(self, run: RunResult, fronted: RunResult) -> list[tuple[str, str]]:
         """As names and values, for the terminal. Errors are shown if the host kept up."""
         found = [("server", self.lateness.line().partition(": ")[2])]
-        for name, (ours, engine, client) in self.means(simulated).items():
-            said = f"{1e3 * ours:.6g} / {1e3 * engine:.6g} / {1e3 * client:.6g} ms"
+        for (where, name), (ours, seen) in self.means(run, fronted).items():
+            said = f"{1e3 * ours:.6g} / {1e3 * seen:.6g} ms"
             if self.keeps_up:
-                said += f"  {100 * (ours / engine - 1):+.1f} / {100 * (ours / client - 1):+.1f} %"
-            found.append((f"mean {name}, engine, client", said))
-        parts = (f"{name} {1e3 * s:+.2f} ms" for name, s in self.parts(simulated).items())
-        found.append(("clients wait longer", "; ".join(parts)))
+                said += f"  {100 * (ours / seen - 1):+.2f} %"
+            found.append((f"{where}, mean {name}", said))
+        parts = self.mean_parts(fronted).items()
+        told = (f"{name} {1e3 * ours:.2f} / {1e3 * seen:.2f} ms" for name, (ours, seen) in parts)
+        found.append(("client's ttft", "; ".join(told)))
+        before = (f"{name} {1e3 * self.parts[name].mean():.2f} ms" for name in _BEFORE)
+        found.append(("to the engine", "; ".join(before)))
         if not self.keeps_up:
             found.append(("note", "the host was late, so that no error is the simulation's"))
         return found
+
+
+def _both(means: tuple[float, float]) -> dict[str, float]:
+    return dict(zip(("simulated", "seen"), means, strict=True))
 
 
 def check_served(inputs: Inputs) -> None:
@@ -155,19 +171,20 @@ def of_stamps(seen: Seen, stamps: list[dict], lateness: Lateness) -> EmulatedSer
     # a server's request is named cmpl-ROW-0-...
     of_row = {int(line["name"].split("-")[1]): line for line in stamps}
     lines = [of_row[row] for row in range(len(seen.sent_s))]
-    came, first, last = np.array(
-        [(line["came_s"], line["tokens_s"][0], line["tokens_s"][-1]) for line in lines]
-    ).T
+    names = ("came_s", "reached_s", "scheduled_s")
+    came, reached, scheduled = (np.array([line[name] for line in lines]) for name in names)
+    first, last = (np.array([line["tokens_s"][at] for line in lines]) for at in (0, -1))
     gaps = np.where(seen.tokens > 1, seen.tokens - 1.0, np.nan)
-    engine = {"ttft": first - came, "tpot": (last - first) / gaps, "e2el": last - came}
-    return EmulatedServer(
-        engine,
-        seen.latencies(),
-        seen.sent_s - seen.due_s,
-        came - seen.sent_s,
-        seen.first_s - first,
-        lateness,
-    )
+    engine = {"ttft": first - reached, "tpot": (last - first) / gaps, "e2el": last - reached}
+    parts = {
+        "client late": seen.sent_s - seen.due_s,
+        "HTTP": came - seen.sent_s,
+        "API server": reached - came,
+        "waits there": scheduled - reached,
+        "computed": first - scheduled,
+        "back": seen.first_s - first,
+    }
+    return EmulatedServer(engine, seen.latencies(), parts, lateness)
 
 
 def _start(inputs: Inputs, spec: PolicySpec, folder: Path) -> ServerProcess:

@@ -4,7 +4,7 @@ by step. Both price steps alike, so a difference is one of decisions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twinserve.backends.live.versions import LiveEngineError
@@ -26,7 +26,8 @@ AIM_PCT = 0.5
 class EmulatedComparison:
     """One policy. parted: where vLLM first decided otherwise, in one line; empty: nowhere. steps:
     simulated and emulated. drift: steps in which vLLM's scheduler did not do what our policy
-    planned, where one of ours schedules. served: the same before a real server, in wall time."""
+    planned, where one of ours schedules. served: the same before a real server, in wall time;
+    fronted: what its clients see, simulated with the front end if there is one."""
 
     spec: PolicySpec
     simulated: RunResult
@@ -35,6 +36,11 @@ class EmulatedComparison:
     steps: tuple[int, int]
     drift: int
     served: EmulatedServer | None = None
+    fronted: RunResult | None = None
+
+    @property
+    def _runs(self) -> tuple[RunResult, RunResult]:
+        return self.simulated, self.fronted or self.simulated
 
     def errors(self) -> dict[str, float]:
         """Of the simulated means, in percent, by metric."""
@@ -67,7 +73,7 @@ class EmulatedComparison:
             "drift": self.drift,
             "error_pct": self.errors(),
             "summary": {"simulated": self.simulated.summary, "emulated": self.emulated.summary},
-            "served": None if self.served is None else self.served.summary(self.simulated),
+            "served": None if self.served is None else self.served.summary(*self._runs),
         }
 
     def lines(self) -> list[tuple[str, str]]:
@@ -82,7 +88,7 @@ class EmulatedComparison:
             found.append(
                 (f"mean {metric}", f"{values[0]:.6g} / {values[1]:.6g} ms  {error:+.2f} %")
             )
-        return found + (self.served.lines(self.simulated) if self.served else [])
+        return found + (self.served.lines(*self._runs) if self.served else [])
 
 
 def compare_emulated(
@@ -90,8 +96,13 @@ def compare_emulated(
 ) -> EmulatedComparison:
     """Simulate `spec`, then let vLLM run the same workload in virtual time. served: and as a server
     in wall time. Raises LiveEngineError and SettingsError, one line each."""
+    fronted = None
     if served:
         check_served(inputs)
+        if inputs.front_end is not None:
+            fronted = run_simulation(Simulation(inputs, spec, report))
+            bare = inputs.config.model_copy(update={"front_end": "none"})
+            inputs = replace(inputs, config=bare)
     simulated = run_simulation(Simulation(inputs, spec, report, decisions=True))
     with emulated_engine(inputs, spec) as engine:
         real = run_simulation(EmulatedRun(inputs, spec, engine, report))
@@ -99,7 +110,8 @@ def compare_emulated(
     ours, theirs = parse_log(simulated.decisions), parse_log(real.decisions)
     steps = len(ours.steps), len(theirs.steps)
     server = serve_emulated(inputs, spec) if served else None
-    return EmulatedComparison(spec, simulated, real, parted(ours, theirs), steps, drift, server)
+    differs = parted(ours, theirs)
+    return EmulatedComparison(spec, simulated, real, differs, steps, drift, server, fronted)
 
 
 def compare_each(

@@ -57,8 +57,10 @@ def served(late: int, sent_late_s: float = 0.004):
     )
     lines = [  # in the order in which they ended
         {"name": "cmpl-1-0-9f", "came_s": 20.1, "tokens_s": [20.4]},
-        {"name": "cmpl-0-0-7e", "came_s": 10.3, "tokens_s": [10.5, 10.7, 10.9]},
+        {"name": "cmpl-0-0-7e", "came_s": 10.1, "tokens_s": [10.5, 10.7, 10.9]},
     ]
+    for line, reached_s in zip(lines, (20.2, 10.3), strict=True):
+        line |= {"reached_s": reached_s, "scheduled_s": reached_s + 0.05}
     return of_stamps(seen, lines, Lateness(200, late, 0.5, 9.0))
 
 
@@ -68,25 +70,35 @@ def run():
     return inputs, run_policy(inputs, inputs.policies[0])
 
 
-def test_what_clients_wait_longer_is_told_by_its_seconds(run):
+def test_a_clients_wait_is_told_by_its_parts(run):
     server, (_, simulated) = served(late=2), run
-    assert server.engine["ttft"] == pytest.approx([0.2, 0.3])
+    assert server.engine["ttft"] == pytest.approx([0.2, 0.2])
     assert server.engine["tpot"][0] == pytest.approx(0.2) and np.isnan(server.engine["tpot"][1])
     assert server.client["e2el"] == pytest.approx([1.0, 0.5])
-    ours, _, client = server.means(simulated)["ttft"]
-    parts = server.parts(simulated)
-    assert parts["client, late to send"] == pytest.approx(0.004)
-    assert parts["front end, to the engine"] == pytest.approx(0.196)
-    assert parts["front end, back to the client"] == pytest.approx(0.1)
-    assert sum(parts.values()) == pytest.approx(client - ours)
+    means, parts = server.means(simulated, simulated), server.mean_parts(simulated)
+    before = [server.parts[name].mean() for name in ("client late", "HTTP", "API server")]
+    assert before == pytest.approx([0.004, 0.096, 0.15])
+    assert parts["to the engine"] == (0.0, pytest.approx(0.25))
+    assert parts["back"] == (0.0, pytest.approx(0.1))
+    assert np.sum(list(parts.values()), axis=0) == pytest.approx(means["client", "ttft"])
+
+
+def test_a_simulated_front_end_has_the_same_parts(run):
+    fronted = resolve(run[0].config.model_copy(update={"front_end": "vllm"}))
+    server, simulated = served(late=0), run_policy(fronted, fronted.policies[0])
+    parts = server.mean_parts(simulated)
+    assert all(ours > 0 for name, (ours, _) in parts.items() if name != "waits there")
+    mean = server.means(run[1], simulated)["client", "ttft"][0]
+    assert sum(ours for ours, _ in parts.values()) == pytest.approx(mean)
 
 
 def test_no_error_is_printed_where_the_host_was_late(run):
-    said = dict(served(late=2).lines(run[1]))
-    assert said["mean ttft, engine, client"].endswith("%") and "note" not in said
-    said = dict(served(late=3).lines(run[1]))
-    assert said["mean ttft, engine, client"].endswith("ms") and "host was late" in said["note"]
-    assert "note" in dict(served(late=0, sent_late_s=0.006).lines(run[1]))
+    runs = run[1], run[1]
+    said = dict(served(late=2).lines(*runs))
+    assert said["engine, mean ttft"].endswith("%") and "note" not in said
+    said = dict(served(late=3).lines(*runs))
+    assert said["engine, mean ttft"].endswith("ms") and "host was late" in said["note"]
+    assert "note" in dict(served(late=0, sent_late_s=0.006).lines(*runs))
     assert "1.5 % of them ended late (3), by 0.50 s" in said["server"]
 
 

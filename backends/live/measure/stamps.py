@@ -12,17 +12,35 @@ import time
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
 
 from twinserve.backends.live.serving.scheduler import PolicyAsyncScheduler, PolicyScheduler
 
 
+def _note_arrivals() -> None:
+    """The engine's process notes when its input thread got a request: its loop reads that thread's
+    queue only between two steps."""
+    taken = EngineCore.preprocess_add_request
+    if taken.__name__ == "noting":
+        return
+
+    def noting(core, request):
+        found = taken(core, request)
+        found[0].reached_s = time.monotonic()
+        return found
+
+    EngineCore.preprocess_add_request = noting
+
+
 class _Stamping:
     """A JSON line for each request that ended: its name, prompt_tokens, came_s (to the API server,
-    as vLLM's own metrics count), queued_s (between two steps), and tokens_s, with a time for each
-    token, when its step's outcome was booked."""
+    as vLLM's own metrics count), reached_s (the engine's process), queued_s (between two steps),
+    scheduled_s (first), and tokens_s, with a time for each token, when its step's outcome was
+    booked."""
 
     def __init__(self, vllm_config, *args, **kwargs) -> None:
         super().__init__(vllm_config, *args, **kwargs)
+        _note_arrivals()
         path = vllm_config.additional_config["stamps_path"]
         self._stamps = open(path, "a", buffering=1)  # for as long as the engine lives
         self._stamped: dict[str, dict] = {}
@@ -33,9 +51,17 @@ class _Stamping:
             "name": request.request_id,
             "prompt_tokens": request.num_prompt_tokens,
             "came_s": request.arrival_time - time.time() + time.monotonic(),
+            "reached_s": request.reached_s,
             "queued_s": time.monotonic(),
             "tokens_s": [],
         }
+
+    def schedule(self, *args, **kwargs):
+        now = time.monotonic()
+        scheduled = super().schedule(*args, **kwargs)
+        for new in scheduled.scheduled_new_reqs:
+            self._stamped[new.req_id].setdefault("scheduled_s", now)
+        return scheduled
 
     def update_from_output(self, scheduler_output, model_runner_output):
         told = super().update_from_output(scheduler_output, model_runner_output)
