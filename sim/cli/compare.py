@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from twinserve.sim.cli.options import Whole
+from twinserve.sim.cli.options import Json, Whole
 from twinserve.sim.cli.progress import RunProgress
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def compare(
     rerun: _Flag = False,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
     overwrite: _Flag = False,
+    as_json: Json = False,
 ) -> None:
     """Compare simulated runs with measured ones, metric by metric, and say where they differ.
 
@@ -47,26 +48,30 @@ def compare(
             error.
         out: Folder for compare.json, compare.md and cdf.png.
         overwrite: Replace an earlier comparison in --out.
+        as_json: Print verdicts and numbers as JSON and nothing else: a list of runs.
     """
     from twinserve.sim.results.command import command
     from twinserve.sim.results.files import find_runs, read_run
+    from twinserve.sim.results.folders import policy_of
     from twinserve.sim.setup.objectives import metrics_options
-    from twinserve.sim.twin.compare_report import check_target, lines, write
+    from twinserve.sim.twin.compare_report import check_target, lines, printed, write
     from twinserve.sim.twin.comparison import compared
 
     every_s = metrics_options(every_s=metrics_every).every_s
     if out is not None:
         check_target(out, overwrite)
     folders, measured = _sides(paths, format, columns, benchmark)
-    runs = {str(folder): read_run(folder) for folder in find_runs(folders)}
-    with RunProgress(shown=rerun) as progress:
+    found = [(str(folder), read_run(folder)) for folder in find_runs(folders)]
+    runs = {policy_of(name, run.config.get("label")): run for name, run in found}
+    with RunProgress(shown=rerun and not as_json) as progress:
         found = compared(runs, measured, every_s, rerun, progress.begin)
-    print("\n".join(lines(found)))
+    print(printed(found) if as_json else "\n".join(lines(found)), end="" if as_json else "\n")
     if out is not None:
         given = {"format": format, "columns": columns, "benchmark": benchmark}
         given |= {"metrics_every": metrics_every, "rerun": rerun, "out": out}
         again = f"{command('twinserve compare', given)} {shlex.join(map(str, paths))}"
-        print(write(out, found, overwrite, again))
+        written = write(out, found, overwrite, again)
+        print(end="" if as_json else f"{written}\n")
 
 
 def _sides(

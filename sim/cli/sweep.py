@@ -14,6 +14,7 @@ from twinserve.sim.cli.options import (
     Doing,
     Flag,
     Goodput,
+    Json,
     Measured,
     Out,
     Percentiles,
@@ -61,6 +62,7 @@ def sweep(
     retry_failed: Annotated[Flag, Doing] = False,
     any_version: Annotated[Flag, Doing] = False,
     dry_run: Annotated[Flag, Doing] = False,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run simulate over combinations of its settings: files and grids are crossed. Finished runs
@@ -101,6 +103,8 @@ def sweep(
         retry_failed: Run failed runs again.
         any_version: Also use finished runs of other versions of the code.
         dry_run: List the runs, and run nothing.
+        as_json: Print the table as JSON and nothing else: a list of combinations, with the names of
+            table.csv.
         quiet: No progress.
     """
     from twinserve.sim.results.metrics_objectives import parse_goodput
@@ -122,7 +126,8 @@ def sweep(
     check_x(axes_of(runs), x)
     base = None if baseline is None else read_baseline(baseline, axes_of(runs))
     if base is not None:
-        check_baseline(base, [getattr(r.config, base[0], r.axes.get(base[0])) for r in runs])
+        values = [getattr(r.config, base[0], r.axes.get(base[0])) for r in runs]
+        check_baseline(base, values, copies)
     if dry_run:
         _list(
             runs, out and Sweep(runs, out, any_version, retry_failed, options, error_bars, copies)
@@ -133,7 +138,7 @@ def sweep(
     if (out / "run.json").exists():
         raise SettingsError(f"--out {out}: is the folder of a run; name another one")
     found = Sweep(runs, out, any_version, retry_failed, options, error_bars, copies)
-    progress, before = RunProgress(shown=not quiet), len(found.kept)
+    progress, before = RunProgress(shown=not (quiet or as_json)), len(found.kept)
     progress.begin("sweep", before / len(runs))
     enough = max(_LEAST_ENDED, _LEAST_SHARE * (len(runs) - before))
 
@@ -152,7 +157,7 @@ def sweep(
     except BaseException as ended:  # Ctrl-C or SIGTERM: what it says is what the user is told
         ended.args = (_RESUMABLE,)
         raise
-    _write(found, out, x, names, base, look)
+    _write(found, out, x, names, base, look, as_json)
 
 
 def runs_of_flags(
@@ -212,6 +217,7 @@ def _write(
     names: list[str],
     base: tuple[str, str] | None,
     look: list[str],
+    as_json: bool,
 ) -> None:
     """Tables, plots, and the printed table. look: size and title of plots. Raises SystemExit if a
     run failed."""
@@ -225,19 +231,20 @@ def _write(
     table = output.seed_table(frame, axes) if len(frame) else frame
     about = output.about(found.runs, found.options, found.error_bars, found.repeat)
     output.write_results(out, frame, table, failures, about)
+    compared = frame[:0]
     if len(frame):
-        output.print_seed_table(table, axes, names)
-        output.print_copies(table)
-        output.print_notices(frame)
         if base is not None:
             shown = [n for n in dict.fromkeys([*output.COLUMNS, *names]) if n in frame]
             own = output.own_names(found.runs)
             compared = differences(frame, axes, (base[0], own.get(base[1], base[1])), shown)
             write_atomically(out / "differences.csv", compared.to_csv(index=False).encode())
-            output.print_differences(compared, axes)
         chosen, drawn = x or draw.choose_x(table, axes), draw.choose_y(table, names)
         if chosen is not None and drawn:
             draw.write_plots(out, draw.plot(table, axes, chosen, drawn, *look))
+    if as_json:
+        sys.stdout.write(output.printed(table, axes, compared, about["objectives"]))
+    elif len(frame):
+        output.print_all(frame, table, axes, names, compared, about["objectives"])
     if len(failures):
         print(
             f"{len(failures)} of {len(found.runs)} runs failed, the first with: "

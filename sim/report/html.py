@@ -48,6 +48,7 @@ from twinserve.sim.report.twin_parts import comparison_part, validation_part
 from twinserve.sim.results.checked import SHAPES
 from twinserve.sim.results.command import command
 from twinserve.sim.results.files import ResultsError, dump_json, read_run
+from twinserve.sim.results.folders import policy_of
 from twinserve.sim.results.options import measured_again
 from twinserve.sim.results.parts import front
 from twinserve.traces.workload import WorkloadError
@@ -75,6 +76,8 @@ def sweep_part(found: Found) -> Part:
     else:
         axes = _checked(means, found.folder / "table.csv")
         blocks.append(paragraph(_repeated(document, len(means), len(seeds))))
+        if document.get("objectives"):
+            blocks.append(paragraph(f"Objectives: {', '.join(document['objectives'])}."))
         if _COPIES in means and means[_COPIES].any():
             blocks.append(
                 note("Requests are recorded, the same for each seed, so there is no interval.")
@@ -248,7 +251,9 @@ def _read(
     for done, one in enumerate(found, 1):
         if one.kind == "run":
             home = next((v.folder for v in validations if v.folder in one.folder.parents), None)
-            of_runs.setdefault(home, []).append(look(one.label, one.given, read_run(one.folder)))
+            run = read_run(one.folder)
+            name = policy_of(one.label, run.config.get("label"))
+            of_runs.setdefault(home, []).append(look(name, one.given, run))
         elif one.kind in _READERS:
             others[one.folder / one.kind] = _READERS[one.kind](one)
         progress(done, len(found), "folders read")

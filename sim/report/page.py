@@ -54,6 +54,11 @@ def paragraph(words: str) -> Html:
     return Html(f"<p>{text(words)}</p>")
 
 
+def verdict(lines: Sequence[str]) -> list[Html]:
+    """Return the head of a chapter: the answer as a heading, then its further sentences."""
+    return [*map(heading, lines[:1]), *map(paragraph, lines[1:])]
+
+
 def note(words: str) -> Html:
     return Html(f'<p class="note">{text(words)}</p>')
 

@@ -9,7 +9,17 @@ import numpy as np
 
 from twinserve.sim.report.chart import Chart, Curve, best, number
 from twinserve.sim.report.found import Found, read_document
-from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
+from twinserve.sim.report.page import (
+    Block,
+    Part,
+    folded,
+    heading,
+    listing,
+    note,
+    paragraph,
+    table,
+    verdict,
+)
 from twinserve.sim.report.run_charts import pareto
 from twinserve.sim.results.checked import SHAPES, check_shape
 from twinserve.sim.results.command import command
@@ -36,10 +46,11 @@ def plan_part(found: Found) -> Part:
     question = document["question"]
     ranked = "dollars" if document["ranked_by"] == "usd" else "GPUs"
     decision = document.get("decision") or {"lines": []}
+    nothing = ["Nothing keeps the objectives with so many GPUs"] * (not _enough(rows))
     asked = [f"{question['model']}, ranked by {ranked}", *document.get("asked", [question["slo"]])]
     said = [*document.get("warnings", ()), *document.get("notices", ())]
-    blocks: list[Block] = [*map(heading, decision["lines"][:1])]
-    blocks += [*map(paragraph, [*decision["lines"][1:], *asked]), *map(note, said)]
+    blocks: list[Block] = [*verdict([*(decision["lines"] or nothing), *asked])]
+    blocks += map(note, said)
     blocks += [_table(rows), *_load(document), *(c for c in plan_charts(document) if c.curves)]
     blocks += [paragraph(one["line"]) for one in document.get("savings", ())]
     blocks += _around(rows)
@@ -56,8 +67,10 @@ def plan_part(found: Found) -> Part:
         blocks += [heading("Prices of one GPU for an hour"), _prices(known)]
     for row in rows:
         if row["commands"]:
-            lines = listing("\n".join(row["commands"]))
-            blocks.append(folded(f"to start {_name(row, rows)}", [lines]))
+            router = f"twinserve route --router {row['router']}"
+            lines = [*row["commands"], f"{router} --worker=http://HOST:PORT ... (a word a server)"]
+            named = f"to start {row['replicas']:g} x {_name(row, rows)}"
+            blocks.append(folded(named, [listing("\n".join(lines))]))
     blocks += _day(document.get("day"))
     blocks += [heading("To run it again"), listing(again(question))]
     return Part(found.title, tuple(blocks))
@@ -165,7 +178,7 @@ def plan_charts(document: Mapping) -> Iterator[Chart]:
     memory as predicted and as held."""
     rows = _enough(document["rows"])
     every = document["rows"]
-    if not rows:
+    if len(rows) < 2:  # a point says nothing that the table does not
         return
     priced = document["ranked_by"] == "usd"
     cost = [row["usd_per_hour"] if priced else row["gpus"] for row in rows]
@@ -258,11 +271,16 @@ def _memory(rows, names: Sequence[str]) -> Iterator[Chart]:
 
 
 def _around(rows: Sequence[Mapping]) -> list[Block]:
-    """The last size that fails beside the first that holds, and those up to the first sure one."""
-    body = []
+    """Return the last size that fails, those that hold up to the first sure one, and what errors of
+    step times do."""
+    body, said = [], []
     for row in rows:
         closer = row.get("closer")
         if closer:
+            off = f"step times off by what is expected ({closer['step_time_errors']})"
+            one = closer.get("rate_of_one_replica")
+            alone = "" if one is None else f"; one alone keeps {one:.0%} of the peak's rate"
+            said.append(f"{_name(row, rows)}: {_closer(closer)[1]} replicas with {off}{alone}.")
             for sized in [*filter(None, [closer.get("below")]), *closer["sizes"]]:
                 kept = _attained(sized)
                 shares = [
@@ -274,7 +292,7 @@ def _around(rows: Sequence[Mapping]) -> list[Block]:
     if not body:
         return []
     head = ["", "replicas", "answer", "kept [95 % interval]", "draws"]
-    return [heading("Sizes around each answer"), table(head, body)]
+    return [heading("Sizes around each answer"), table(head, body), *map(paragraph, said)]
 
 
 def _day(day: Mapping | None) -> list[Block]:

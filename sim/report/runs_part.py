@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 
-from twinserve.sim.report.chart import plain
+from twinserve.sim.report.chart import best, plain
 from twinserve.sim.report.page import (
     MANY,
     Block,
@@ -20,6 +21,7 @@ from twinserve.sim.report.page import (
     paragraph,
     table,
     text,
+    verdict,
     wide,
 )
 from twinserve.sim.report.run_charts import run_charts
@@ -36,7 +38,7 @@ from twinserve.sim.report.table import (
 from twinserve.sim.results.command import command
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.results.files import plain as plain_values
-from twinserve.sim.results.options import measured_again
+from twinserve.sim.results.options import measured_again, read_options
 from twinserve.traces.measurement import IN_A_LOOP
 
 _NOISY = 0.1  # of a live run's time, disturbed by others: said above this
@@ -53,12 +55,34 @@ _OF_A_REPLICA = (
 
 
 def runs_part(runs: Sequence[Seen], title: str = "Runs") -> Part:
-    blocks: list[Block] = [paragraph(_about(runs)), *map(note, _notes(runs)), _summary(runs)]
+    blocks: list[Block] = [*verdict(_verdict(runs)), paragraph(_about(runs))]
+    blocks += [*map(note, _notes(runs)), _summary(runs)]
     blocks += _kinds_of_steps(runs)
     blocks += run_charts(runs)
     blocks += _fleets(runs)
     blocks += [heading("Settings"), *_settings(runs), heading("To run them again"), *_again(runs)]
     return Part(title, tuple(blocks))
+
+
+def _verdict(runs: Sequence[Seen]) -> list[str]:
+    """Return which runs keep the objectives of the whole run, else how many requests keep theirs,
+    else mean TTFT; then the objectives."""
+    met = {run.label: run.summary.get("objectives_met") for run in runs}
+    judged = [
+        f"objectives {word}: {', '.join(label for label in met if met[label] is kept)}"
+        for word, kept in (("kept", True), ("missed", False))
+        if kept in met.values()
+    ]
+    shares = [(run.label, 100 * run.attained["rt"][0]) for run in runs if "rt" in run.attained]
+    ttft = [(run.label, run.summary.get("mean_ttft_ms") or nan) for run in runs]
+    said = "; ".join(judged) or (
+        f"requests that keep their objectives: {best(shares, '%', high=True)}"
+        if shares
+        else f"mean TTFT: {best(ttft, 'ms')}"
+    )
+    asked = {", ".join(map(str, read_options(run.config).objectives)) for run in runs}
+    objectives = [f"Objectives: {one}." for one in asked if one and len(asked) == 1]
+    return [said[0].upper() + said[1:], *objectives]
 
 
 def _about(runs: Sequence[Seen]) -> str:

@@ -12,7 +12,17 @@ import pandas as pd
 from twinserve.sim.report.chart import Chart, Curve, best, number
 from twinserve.sim.report.found import Found, read_document
 from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
-from twinserve.sim.report.page import Block, Part, folded, heading, listing, note, paragraph, table
+from twinserve.sim.report.page import (
+    Block,
+    Part,
+    folded,
+    heading,
+    listing,
+    note,
+    paragraph,
+    table,
+    verdict,
+)
 from twinserve.sim.report.runs_part import runs_part
 from twinserve.sim.report.seen import Seen
 from twinserve.sim.results.checked import SHAPES
@@ -32,7 +42,8 @@ def comparison_part(found: Found) -> Part:
         if len(row["simulated"]) != len(runs) or len(row.get("errors", runs)) != len(runs):
             raise ResultsError(f"{file}: a row has not one number for each run; compare again")
     said = f"Measured: {', '.join(measured)}. Simulated: {', '.join(runs)}."
-    blocks: list[Block] = [paragraph(said), *map(note, document.get("notices", ()))]
+    blocks: list[Block] = [*verdict(document.get("verdicts", ())), paragraph(said)]
+    blocks += map(note, document.get("notices", ()))
     head = ["class", "metric", "", "measured", "spread, %"]
     for run in runs:
         head += [run, "error, %"]
@@ -46,14 +57,16 @@ def comparison_part(found: Found) -> Part:
             cells += [number(value * scale) + unit, f"{off * 100:+.1f}"]
         body.append(cells)
     blocks.append(table(head, body))
-    blocks += [c for c in (*_measured_curves(document), *_measured_windows(document)) if c.curves]
+    blocks += [c for c in (*measured_curves(document), *_measured_windows(document)) if c.curves]
     if document.get("again"):
         blocks += [heading("To run it again"), listing(document["again"])]
     return Part(found.title, tuple(blocks))
 
 
-def _measured_curves(document: Mapping) -> Iterator[Chart]:
+def measured_curves(document: Mapping) -> Iterator[Chart]:
+    """Yield a chart of the distributions in compare.json for each known metric."""
     found = document.get("curves", [])
+    names = list(dict.fromkeys(one["name"] for one in found))
     for metric in dict.fromkeys(one["metric"] for one in found):
         mine = [one for one in found if one["metric"] == metric]
         curves = tuple(
@@ -61,10 +74,10 @@ def _measured_curves(document: Mapping) -> Iterator[Chart]:
                 one["name"],
                 1000 * np.array(one["seconds"], np.float64),
                 np.array(one["share"], np.float64),
-                place,
+                names.index(one["name"]),
                 "step",
             )
-            for place, one in enumerate(mine)
+            for one in mine
             if one["seconds"] and len(one["seconds"]) == len(one["share"])
         )
         medians = [

@@ -304,10 +304,11 @@ def dump_json(value: Any, where: str = "value") -> str:
     return json.dumps(plain(value, where), indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
-def printed_runs(summaries: Iterable[tuple[str, Mapping]]) -> str:
-    """Return the output of `--json`: a list of runs in the given order, each with its label."""
+def printed_runs(summaries: Iterable[tuple[str, Mapping]], **further: Any) -> str:
+    """Return the output of `--json`: a list of runs in the given order, each with its label, and
+    what is `further` to be said of all."""
     runs = [{"label": label, **summary} for label, summary in summaries]
-    return dump_json({"version": PRINTED_VERSION, "runs": runs})
+    return dump_json({"version": PRINTED_VERSION, "runs": runs, **further})
 
 
 def _table(frame: pd.DataFrame, schema: Mapping[str, str], where: str) -> pa.Table:

@@ -37,6 +37,13 @@ def folders(labels: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def policy_of(name: str, label: object) -> str:
+    """Return a run's name for readers: its folder, or the policy's text if `folders` made it."""
+    parent, slash, last = name.rpartition("/")
+    text = str(label)
+    return f"{parent}{slash}{text}" if last == folder(text) else name
+
+
 def resolved(out_dir: str | os.PathLike) -> Path:
     """Resolve a link to its folder, so that the target is replaced. Raises ResultsError for an
     impossible file name."""

@@ -70,14 +70,23 @@ class Auditor:
         self.plans = 0
         self._plan, self._complete = core.plan, core.complete
         core.plan, core.complete = self.plan, self.complete
+        self._began, self._begin_step = False, core.ledger.begin_step
+        core.ledger.begin_step = self._begin
+
+    def _begin(self) -> None:
+        self._began = True
+        self._begin_step()
 
     def plan(self, now: float) -> StepPlan:
         core, requests = self.core, self.core.requests
         before = requests.state.copy()
         away = {row for row, landing in core.ready_s.items() if landing > now}
+        self._began = False
         plan = self._plan(now)
         self.plans += 1
         rows, tokens = plan.rows, plan.tokens
+        begun = self._began or not len(rows)
+        self._ask(begun, now, "planned without ledger.begin_step(), which must come first")
         self._ask(
             len(rows) == len(tokens), now, "rows and tokens of the plan are not of one length"
         )

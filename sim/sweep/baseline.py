@@ -11,6 +11,7 @@ from twinserve.policies.names import hint
 from twinserve.sim.results.paths import text_of
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.one import REQUESTS
+from twinserve.sim.sweep.repeats import Repeat
 from twinserve.sim.sweep.statistics import interval
 
 # how a gain is counted, of a run's value and the baseline's
@@ -59,9 +60,14 @@ def read_baseline(text: str, axes: Sequence[str]) -> tuple[str, str]:
     return name, value
 
 
-def check_baseline(baseline: tuple[str, str], values: Sequence[object]) -> None:
-    """Raise SettingsError if no run has the baseline."""
+def check_baseline(baseline: tuple[str, str], values: Sequence[object], repeat: Repeat) -> None:
+    """Raise SettingsError if no run has the baseline, or each combination has one run of blocks."""
     name, value = baseline
+    if repeat.blocks:
+        raise SettingsError(
+            f"--baseline {name}={value}: compares pairs of runs, and --repeat {repeat} is one run "
+            "of each; use --repeat windows=5, or of generated requests --seeds 5"
+        )
     known = list(dict.fromkeys(map(text_of, values)))
     if value not in known:
         raise SettingsError(

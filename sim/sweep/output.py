@@ -31,10 +31,11 @@ from twinserve.errors import worded
 from twinserve.own_code import label
 from twinserve.policies.registry import POLICIES
 from twinserve.sim.fleet.routers.registry import ROUTERS
-from twinserve.sim.report.over import queues, with_digits
-from twinserve.sim.results.files import dump_json
+from twinserve.sim.report.over import names_of, queues, with_digits
+from twinserve.sim.results.files import dump_json, printed_runs
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.paths import text_of
+from twinserve.sim.setup.objectives import parse_objectives
 from twinserve.sim.sweep.combinations import NAME, Run
 from twinserve.sim.sweep.one import HALF, HIGH, LOW, NOTICES, REQUESTS
 from twinserve.sim.sweep.points import KEPT, Kept
@@ -218,6 +219,7 @@ def about(runs: Sequence[Run], options: MetricsOptions, error_bars: bool, repeat
         "seeds_of_each": repeat.seeds,
         "repeat": str(repeat) if repeat.windows or repeat.blocks else None,
         "given": given,
+        "objectives": [*map(str, parse_objectives(common["slo"]))] if "slo" in common else [],
         "combinations": [_entry(run, axes) for run in firsts],
         "metrics": options.described(),
         "error_bars": error_bars,
@@ -231,6 +233,33 @@ def _entry(run: Run, axes: Sequence[str]) -> dict[str, Any]:
     found = {NAME if n == "name" else n: _value(run, n) for n in axes}
     found |= {"policy": run.config.policy[0]} if "policy" in axes else {}
     return {**found, "seed": run.config.seed}
+
+
+def printed(
+    table: pd.DataFrame, axes: Sequence[str], compared: pd.DataFrame, objectives: Sequence[str]
+) -> str:
+    """Return the output of `--json`: table.csv and differences.csv as lists."""
+    rows = table.to_dict("records")
+    labels = names_of(table, axes) if len(table) else []
+    more = {"differences": compared.to_dict("records"), "objectives": objectives}
+    return printed_runs(zip(labels, rows, strict=True), **more)
+
+
+def print_all(
+    frame: pd.DataFrame,
+    table: pd.DataFrame,
+    axes: Sequence[str],
+    names: Sequence[str],
+    compared: pd.DataFrame,
+    objectives: Sequence[str],
+) -> None:
+    """Print the table with its notes, and differences to the baseline."""
+    if objectives:
+        print(f"objectives: {', '.join(objectives)}")
+    print_seed_table(table, axes, names)
+    print_copies(table)
+    print_notices(frame)
+    print_differences(compared, axes)
 
 
 def print_notices(frame: pd.DataFrame, console=None) -> None:

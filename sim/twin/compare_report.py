@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 
 from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
-from twinserve.sim.report.palette import COLOURS, GREY
-from twinserve.sim.report.static import STYLE, new_figure, png
-from twinserve.sim.results.files import dump_json
+from twinserve.sim.report.static import panels, png
+from twinserve.sim.report.twin_parts import measured_curves
+from twinserve.sim.results.files import dump_json, printed_runs
 from twinserve.sim.results.folders import may_replace, resolved, whole_folder
 from twinserve.sim.results.options import spoken
 from twinserve.sim.twin import compare
@@ -42,20 +41,16 @@ class Comparison:
     run_queues: Sequence[dict | None] = ()
 
 
+def verdicts(found: Comparison) -> list[str]:
+    """Return which side was overloaded, and whether each run agrees."""
+    sides = (found.measured, found.measured_queues), (found.runs, found.run_queues)
+    named = ([(s.name, q) for s, q in zip(*side, strict=True)] for side in sides)
+    return [*overload(*named), *(verdict(found, number) for number in range(len(found.runs)))]
+
+
 def lines(found: Comparison) -> Iterator[str]:
     """The comparison as Markdown, which reads as text too: verdicts first."""
-    repeats = len(found.measured)
-    said = list(
-        overload(
-            [
-                (one.name, queue)
-                for one, queue in zip(found.measured, found.measured_queues, strict=True)
-            ],
-            [(run.name, queue) for run, queue in zip(found.runs, found.run_queues, strict=True)],
-        )
-    )
-    said += [verdict(found, number) for number in range(len(found.runs))]
-    yield from (*said, "")
+    yield from (*verdicts(found), "")
     yield (
         "| class | metric | | measured | spread | "
         + " | ".join(f"{run.name} | error" for run in found.runs)
@@ -73,7 +68,7 @@ def lines(found: Comparison) -> Iterator[str]:
             f"{_shown(row, row.measured)} | {spread} | {' | '.join(cells)} |"
         )
     yield ""
-    if repeats == 1:
+    if len(found.measured) == 1:
         yield (
             "One measurement: how far it moves by itself is not known. Differences below "
             f"{compare.TOLERANCE:.0%} do not count."
@@ -85,10 +80,6 @@ def lines(found: Comparison) -> Iterator[str]:
 
 
 def _of_run(found: Comparison, number: int, run: Served) -> Iterator[str]:
-    served = [len(s) for s in found.measured]
-    if all(served) and any(len(run) != n for n in served):
-        theirs = ", ".join(f"{n:,}" for n in served)
-        yield f"{run.name}: {len(run):,} requests were served, measured {theirs}: not the same load"
     for metric in DRAWN:
         apart = compare.distance(metric, found.measured, run)
         if apart is not None:
@@ -126,13 +117,19 @@ def _suggestions(name: str, reruns: Sequence[Rerun]) -> Iterator[str]:
 
 def verdict(found: Comparison, number: int) -> str:
     """Whether a run agrees with the measurement, in a sentence."""
-    name, rows = found.runs[number].name, compare.latency_rows(found.rows)
+    run, rows = found.runs[number], compare.latency_rows(found.rows)
+    served = [len(s) for s in found.measured]
     if not rows:
-        return f"{name}: no latencies to compare"
+        return f"{run.name}: no latencies to compare"
     mean, worst = compare.error(rows, number), max(rows, key=lambda r: abs(r.errors()[number]))
-    agrees = "agrees" if mean <= compare.tolerance(rows) else "does not agree"
+    said = "agrees" if mean <= compare.tolerance(rows) else "does not agree"
+    said += " with the measurement"
+    if all(served) and any(len(run) != n for n in served):
+        theirs = ", ".join(f"{n:,}" for n in served)
+        one = "s" * (len(run) != 1)
+        said = f"is not the same load, {len(run):,} request{one} served and {theirs} measured"
     return (
-        f"{name} {agrees} with the measurement: latencies are {mean:.1%} off on average, most the "
+        f"{run.name} {said}: latencies are {mean:.1%} off on average, most the "
         f"{worst.statistic} {METRIC_NAMES[worst.metric]}: {_shown(worst, worst.simulated[number])}"
         f", measured {_shown(worst, worst.measured)} ({worst.errors()[number]:+.1%})"
     )
@@ -149,6 +146,23 @@ def timed(seconds: float) -> str:
     return f"{digits} {unit}"
 
 
+def printed(found: Comparison) -> str:
+    """Return the output of `--json`: verdict and numbers of each run."""
+    runs = []
+    for i, run in enumerate(found.runs):
+        numbers = [
+            asdict(row) | {"simulated": row.simulated[i], "error": row.errors()[i]}
+            for row in found.rows
+        ]
+        about = {"verdict": verdict(found, i), "error": compare.error(found.rows, i)}
+        runs.append((run.name, about | {"queue": found.run_queues[i], "numbers": numbers}))
+    measured = [
+        {"name": one.name, "queue": queue}
+        for one, queue in zip(found.measured, found.measured_queues, strict=True)
+    ]
+    return printed_runs(runs, measured=measured, notices=found.notices)
+
+
 def check_target(out: Path, overwrite: bool) -> None:
     """Raises ResultsError if `write` could not write."""
     may_replace(resolved(out), FILES, overwrite)
@@ -160,6 +174,7 @@ def write(out: Path, found: Comparison, overwrite: bool = False, again: str = ""
     target = resolved(out)
     may_replace(target, FILES, overwrite)
     document = {
+        "verdicts": verdicts(found),
         "measured": [served.name for served in found.measured],
         "runs": [run.name for run in found.runs],
         "rows": [asdict(row) | {"errors": row.errors()} for row in found.rows],
@@ -170,11 +185,14 @@ def write(out: Path, found: Comparison, overwrite: bool = False, again: str = ""
         "again": again,
         "queues": {"measured": found.measured_queues, "runs": found.run_queues},
     }
+    text, charts = "\n".join(lines(found)) + "\n", list(measured_curves(document))
     with whole_folder(target) as partial:
         (partial / "compare.json").write_text(dump_json(document), encoding="utf-8")
-        text = "\n".join(lines(found)) + "\n\n![distributions](cdf.png)\n"
+        if charts:
+            text += "\n![distributions](cdf.png)\n"
+            figure = panels(charts, min(len(charts), 2), title="Measured and simulated latencies")
+            (partial / "cdf.png").write_bytes(png(figure))
         (partial / "compare.md").write_text(text, encoding="utf-8")
-        (partial / "cdf.png").write_bytes(curves(found))
     return target
 
 
@@ -192,25 +210,6 @@ def _thinned(found: Comparison) -> Iterator[dict]:
                     "seconds": at[kept].tolist(),
                     "share": below[kept].tolist(),
                 }
-
-
-def curves(found: Comparison) -> bytes:
-    """PNG bytes: the share of values at or below each, measured and simulated, by metric."""
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(11.5, 7.0)
-        for axes, metric in zip(figure.subplots(2, 2).flat, DRAWN, strict=True):
-            for number, served in enumerate((*found.measured, *found.runs)):
-                theirs = number < len(found.measured)
-                colour = GREY if theirs else COLOURS[number % len(COLOURS)]
-                at, below = _curve(served, metric)
-                if len(at):
-                    name = f"measured {Path(served.name).name}" if theirs else served.name
-                    axes.plot(at * 1000, below, color=colour, linewidth=1.2, label=name)
-            axes.set_title(METRIC_NAMES[metric])
-            axes.set_xlabel("ms")
-            if axes.lines:
-                axes.legend(fontsize=7.5)
-        return png(figure)
 
 
 def _curve(served: Served, metric: str) -> tuple[np.ndarray, np.ndarray]:

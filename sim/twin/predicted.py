@@ -23,7 +23,7 @@ from twinserve.sim.twin.compare_report import timed
 from twinserve.sim.twin.queues import OVERLOADED, queue_words, run_queue
 from twinserve.sim.twin.served import Served, from_server, of_measurement, of_run
 from twinserve.sim.twin.server_fit import NoTimesError, ServerFit, early, fit_server, on_profile
-from twinserve.sim.twin.summarised import NO_RATE, is_summary, stated_inputs, summary_notices
+from twinserve.sim.twin.summarised import NO_RATE, check_summary, stated_inputs, summary_notices
 from twinserve.traces.measurement import Measurement
 
 _SHOWN = ("mean", "p90", "p99", "output tokens/s")
@@ -76,8 +76,9 @@ def predict(
     try:
         found = fit_server(files, settings, config, saturated, simulations, "check")
     except NoTimesError as bare:
-        if len(files) > 1 or not is_summary(bare.found):
+        if len(files) > 1 or len(bare.found) or not bare.found.stated:
             raise
+        check_summary(bare.found)
         return _of_summary(bare.found, settings, config, factor, report, begin)
     with tempfile.TemporaryDirectory(prefix="twinserve-") as scratch:
         file = None

@@ -17,8 +17,13 @@ NO_RATE = "{}: all requests are due at once, so there is no rate to change; meas
 _NEEDED = ("completed", "total_input_tokens", "total_output_tokens")
 
 
-def is_summary(found: Measurement) -> bool:
-    return not len(found) and all(found.stated.get(name, 0.0) > 0 for name in _NEEDED)
+def check_summary(found: Measurement) -> None:
+    """Raise SettingsError if the file states too little to make a load of it."""
+    if lacks := [name for name in _NEEDED if not found.stated.get(name, 0.0) > 0]:
+        raise SettingsError(
+            f"check {found.path}: has no single requests, and as a summary it lacks "
+            f"{', '.join(lacks)}: run vllm bench serve with --save-detailed"
+        )
 
 
 def stated_load(found: Measurement, factor: float = 1.0) -> str:

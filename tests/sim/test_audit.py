@@ -88,6 +88,14 @@ class WithoutMemory(Orderly):
         return plan
 
 
+class NotBegun(Orderly):
+    """Plans on what the ledger granted for the last step."""
+
+    def plan(self, view, ledger):
+        rows = np.array(self.rows, np.int64)
+        return fill(view, ledger, rows, seats=self.limits.max_num_seqs)
+
+
 class NotAdmitted(Orderly):
     def plan(self, view, ledger):
         plan = super().plan(view, ledger)
@@ -155,6 +163,7 @@ def test_a_policy_that_keeps_the_rules_passes(kv):
         (Nothing, r"grants request '\w+' no token"),
         (TooMuch, "more tokens than the row lacks"),
         (WithoutMemory, "a grant without memory"),
+        (NotBegun, r"planned without ledger.begin_step\(\), which must come first"),
         (NotAdmitted, "a grant to a row without KV"),
         (Innocent, "preempted without KV"),
         (Modest, r"tokens in a step, and step_tokens\(\d+\) promises at most \d+"),

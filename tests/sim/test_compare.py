@@ -2,6 +2,7 @@
 differs, and why, is known."""
 
 import json
+from html import unescape
 
 import numpy as np
 import pytest
@@ -144,6 +145,15 @@ def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
     assert {row["metric"] for row in document["rows"]} >= {"ttft", "tpot", "itl", "e2el"}
     assert (out / "cdf.png").read_bytes().startswith(b"\x89PNG")
     assert status(*words) == 2 and "--overwrite" in capsys.readouterr().err
+    assert f"<h3>{document['verdicts'][0]}" in unescape(page) and said in document["verdicts"][0]
+    assert status(*words[:3], "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    (run,) = found["runs"]
+    assert run["verdict"] == document["verdicts"][0] and run["error"] == pytest.approx(
+        0.304, abs=1e-3
+    )
+    assert run["label"] == str(on_disk / "run") and found["version"] == 1
+    assert [one["error"] for one in run["numbers"]] == [r["errors"][0] for r in document["rows"]]
 
 
 @pytest.mark.parametrize(

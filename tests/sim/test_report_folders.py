@@ -16,6 +16,7 @@ from twinserve.sim.report.chart import number
 from twinserve.sim.report.found import MARKS, find
 from twinserve.sim.report.html import write_report
 from twinserve.sim.results.files import ResultsError
+from twinserve.sim.results.folders import folder
 from twinserve.sim.results.versions import LIMITS
 
 TEX = r"$$\frac{1}{0}$$<i>\[x\]\(y\)"
@@ -59,6 +60,7 @@ PLAN = {
     "left_out": [{"gpu": "t4", "tp": 1, "reason": "no KV memory"}],
 }
 COMPARISON = {
+    "verdicts": ["run does not agree"],
     "measured": ["bench.json"],
     "runs": ["run"],
     "rows": [
@@ -97,6 +99,7 @@ VALIDATION = {
     ],
 }
 SWEEP = {"common": {"policy": ["vllm"], "trace": "sharegpt", "kv": None}, "seeds": [0, 1]}
+SWEEP |= {"objectives": ["rt: TTFT < 2 s"]}
 
 
 def _point(load: float, ttft_s: float, user: float) -> dict:
@@ -207,10 +210,12 @@ def test_each_has_a_chapter_and_runs_of_a_validation_are_in_its_own(page):
 
 @pytest.mark.slow
 def test_runs_of_one_command_are_in_the_order_of_its_policies(undrawn, tmp_path):
-    for place, name in enumerate(("vllm", "bros", "echo")):
-        write_toy(tmp_path / "runs" / name, place=place, n=10)
+    for place, name in enumerate(("vllm", "bros:chunk=fit", "echo")):
+        write_toy(tmp_path / "runs" / folder(name), name, place=place, n=10)
     text = write_report([tmp_path / "runs"], tmp_path / "p.html").read_text()
-    assert Page(text).tables[0][0] == ["", "vllm", "bros", "echo"]
+    assert Page(text).tables[0][0] == ["", "vllm", "bros:chunk=fit", "echo"]
+    verdict = text.partition("<h2>Runs</h2>")[2].partition("</h3>")[0]
+    assert verdict.startswith("\n<h3>Requests that keep their objectives: ")
 
 
 @pytest.mark.slow
@@ -221,6 +226,7 @@ def test_a_sweep_shows_its_means_and_intervals(page):
     assert shown["bros", "8"] == [number(0.8), number(0.75), number(0.85)]
     head, *rows = Page(page).numbers(page, "sweep-throughput-p99_ttft_ms")
     assert [r[2] for r in rows] == ["200", "400", "800", "201", "401", "801"]
+    assert "Objectives: rt: TTFT &lt; 2 s." in page
     assert "settings of all runs" in page  # of an earlier version, which kept no combinations
 
 
@@ -249,6 +255,7 @@ def test_limits_show_what_is_kept_and_the_front(tmp_path):
 @pytest.mark.slow
 def test_a_comparison_and_a_validation_show_both_sides(page):
     cells = [cell for table in Page(page).tables for line in table for cell in line]
+    assert "<h3>run does not agree</h3>" in page
     assert "123 ms" in cells and "150 ms" in cells and "+22.0" in cells
     assert "12.5" in cells and "+4.2" in cells and "echo: failed: the engine died" in page
     assert "partial, as the time was up: 1 of 3 live runs." in page

@@ -107,11 +107,20 @@ def test_the_table_has_means_and_intervals_over_seeds(swept):
 
 
 @pytest.mark.slow
-def test_the_same_command_runs_nothing_and_writes_the_same_bytes(tmp_path, ran):
+def test_the_same_command_runs_nothing_and_writes_the_same_bytes(tmp_path, ran, capsys):
     sweep(tmp_path, *GRID)
     before = {name: (tmp_path / name).read_bytes() for name in FILES}
     assert len(ran) == 8
-    sweep(tmp_path, *GRID)
+    capsys.readouterr()
+    sweep(tmp_path, *GRID, "--json", "--baseline", "policy=vllm")
+    found, kept = json.loads(capsys.readouterr().out), pd.read_csv(tmp_path / "table.csv")
+    assert found["version"] == 1 and found["objectives"][1] == "rt: TPOT < 200 ms"
+    assert [(r["policy"], r["rate"]) for r in found["runs"]] == [
+        *zip(kept.policy, kept.rate, strict=True)
+    ]
+    assert found["runs"][3]["label"] == "bros, rate=20"
+    assert [r["mean_ttft_ms_ci"] for r in found["runs"]] == pytest.approx(kept.mean_ttft_ms_ci)
+    assert {r["policy"] for r in found["differences"]} == {"bros"}
     assert len(ran) == 8
     assert {name: (tmp_path / name).read_bytes() for name in FILES} == before
 

@@ -63,7 +63,8 @@ def test_windows_are_other_requests_and_differences_are_of_the_same(tmp_path, ca
 
 @pytest.mark.slow
 def test_blocks_of_one_run_give_it_an_interval(tmp_path, capsys):
-    assert sweep(tmp_path / "s", *COMPARED.split(), "--repeat", "blocks=9") == 0
+    alone = COMPARED.partition(" --baseline")[0].split()
+    assert sweep(tmp_path / "s", *alone, "--repeat", "blocks=9") == 0
     assert "±" in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "s" / "table.csv")
     assert (table.seeds == 1).all() and (table[f"{TTFT}_ci"] > 0).all()
@@ -102,6 +103,7 @@ def test_an_interval_by_blocks_is_as_wide_as_means_vary(run_length):
         ("--rate 4 --repeat windows=5", "use --seeds"),
         ("--grid pool=0,4 --baseline poll=0", "did you mean 'pool'"),
         ("--grid pool=0,4 --baseline pool=5", "there are 0, 4"),
+        ("--grid pool=0,4 --baseline pool=0 --repeat blocks=5", "; use --repeat windows=5"),
     ],
 )
 def test_what_cannot_be_repeated_is_one_line(words, said, tmp_path, capsys):

@@ -137,7 +137,8 @@ def _by_document(data: bytes) -> str | None:
         return prometheus.NAME
     if b'"benchmarks"' in data:
         return guidellm.NAME
-    if b'"total_output_tokens"' in data and b'"request_throughput"' in data:
+    named = b'"total_output_tokens"' in data and b'"request_throughput"' in data
+    if named or b'"mean_ttft_ms"' in data:
         return vllm_bench.NAME
     return None
 
