@@ -251,7 +251,9 @@ class Policy(ABC, Generic[PolicyOptions]):
         No default: where withdrawals can happen a policy without this method is refused
         (`withdraws`), since it would plan rows that are no more.
         """
-        raise PolicyError(f"policy {self.name!r} has no on_withdraw: it cannot forget a request")
+        raise PolicyError(
+            f"policy {self.name!r} has no on_withdraw: it cannot remove a cancelled request"
+        )
 
     @property
     def unsettled(self) -> bool:

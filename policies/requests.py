@@ -185,7 +185,7 @@ class RequestTable:
 
     def __getitem__(self, row: int) -> RequestView:
         if not 0 <= row < self._size:
-            raise IndexError(f"row {row} of a table of {self._size} requests")
+            raise IndexError(f"there is no row {row}: the table has {self._size} requests")
         return RequestView(self, row)
 
     def __iter__(self) -> Iterator[RequestView]:

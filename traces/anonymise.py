@@ -39,7 +39,7 @@ def anonymise(w: Workload, *, salt: str | None = None, jitter_s: float = 0.0) ->
     Raises WorkloadError for a jitter that cannot be.
     """
     if not 0 <= jitter_s < math.inf:
-        raise WorkloadError(f"jitter {jitter_s} s is not a finite number from 0: change it")
+        raise WorkloadError(f"jitter {jitter_s} s: give a finite number, 0 or more")
     key = secrets.token_bytes(32) if salt is None else salt.encode("utf-8", "surrogatepass")
     rng = np.random.default_rng(int.from_bytes(hashlib.blake2b(key, digest_size=32).digest()))
     moved = _moved(w, jitter_s, rng)

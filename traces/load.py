@@ -186,7 +186,9 @@ def existing(name: str) -> Path:
     if is_folder:
         raise WorkloadError(f"{name}: a folder, not a trace file: give a file in it")
     if path.exists():
-        raise WorkloadError(f"{name}: no regular file: copy what it gives into one, and give that")
+        raise WorkloadError(
+            f"{name}: not a regular file: copy its content into a file, and give that file"
+        )
     if os.sep in name or path.suffix in (".jsonl", ".json", ".csv"):
         raise WorkloadError(f"{name}: no such file: check the path")
     raise catalog.unknown(name)

@@ -136,11 +136,11 @@ def workload_of(found: Measurement) -> Workload:
     arrival = np.where(stage > 0, np.nan, sent)
     if (clients := clients_of(found)) is not None:
         notices.append(
-            f"{IN_A_LOOP}, as {clients} clients in a loop send them; their times are replayed, "
-            "so a slower server gets more at once: keep to speeds like this server's, or state "
-            "max_concurrency in a file of vllm bench serve"
+            f"{IN_A_LOOP}, as from {clients} clients in a loop. Their recorded times are "
+            "replayed, so a slower server has more requests at once: simulate similar speeds, "
+            "or state max_concurrency in a file of vllm bench serve"
         )
-    notices.append("prompts' texts are not in the file: no prompt shares blocks with another one")
+    notices.append("the file has no prompt texts: prompts share no blocks")
     return assemble(
         rows.kept(served),
         name=found.name,
@@ -222,7 +222,6 @@ def _sessions(found: Measurement, notices: list[str]):
         names.append(name)
     if broken:
         notices.append(
-            f"{broken} sessions with failed or untimed turns: their turns keep the times at which "
-            "they were sent"
+            f"{broken} sessions with failed or untimed turns: their turns keep their send times"
         )
     return group, stage, delay, names

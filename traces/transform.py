@@ -109,7 +109,8 @@ def head(w: Workload, n: int) -> Workload:
     _need(n >= 1, f"head {n} is below 1: give a number of requests")
     cut = take_rows(w, _keep(w, np.arange(len(w)) < n))
     _need(
-        len(cut) > 0, f"the first {n} rows hold no whole first stage of an application: take more"
+        len(cut) > 0,
+        f"the first {n} rows do not hold a whole first stage of an application: take more",
     )
     return replace(cut, provenance=cut.provenance.then(f"head({n})"))
 

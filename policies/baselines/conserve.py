@@ -62,8 +62,8 @@ class ConservePolicy(Policy[ConserveOptions]):
     uses_estimator = False
     traits = Traits(
         no_drafts=(
-            "copies blocks to the host as steps of one token fill them, and its ledger has no "
-            "room for drafts"
+            "copies blocks to the host as one-token steps fill them, and its ledger has no room "
+            "for drafts"
         )
     )
 

@@ -57,7 +57,7 @@ class BrosExactOptions(BrosOptions):
     @classmethod
     def _solved_as_printed(cls, value: str) -> str:
         if value != "residual":
-            raise ValueError("the problem is solved as printed; drop it, or take policy bros")
+            raise ValueError("the problem is solved as printed; drop it, or use policy bros")
         return value
 
 

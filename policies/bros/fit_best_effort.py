@@ -62,7 +62,7 @@ class BrosFitOptions(BrosOptions):
     @classmethod
     def _is_fit_order(cls, value: str) -> str:
         if value != "residual":
-            raise ValueError("chunk=fit takes fit_order in its place; drop it")
+            raise ValueError("chunk=fit uses fit_order instead; drop it")
         return value
 
     @field_validator("replacement", "late_drops", "reserve")

@@ -240,8 +240,8 @@ def step_cost(estimator: BatchEstimator | None, policy: str) -> StepCost:
     """The cost that an estimator stands for. Raises PolicyError where there is none."""
     if estimator is None:
         raise PolicyError(
-            f"policy {policy!r} plans with step times and was given no estimator; set "
-            "slo_aware=false and kv_aware=false"
+            f"policy {policy!r} plans with step times but has no estimator; set slo_aware=false "
+            "and kv_aware=false"
         )
     model = estimator.model
     if isinstance(model, EchoModel):

@@ -256,13 +256,12 @@ class JustitiaPolicy(DemandPolicy[JustitiaOptions]):
         options = self.options
         if options.correct:
             raise PolicyError(
-                "justitia with correct=true cannot order a whole fleet, which places applications "
-                "once; drop correct=true"
+                "justitia with correct=true cannot order a fleet, because applications are "
+                "placed once; drop correct=true"
             )
         if not self._by_iteration:
             raise PolicyError(
-                "justitia with cost=compute needs M to order a whole fleet; set M, or use "
-                "cost=memory"
+                "justitia with cost=compute needs M to order a fleet; set M, or use cost=memory"
             )
         predictor = make_predictor(options)
         predictor.truth = self.predictor.truth

@@ -74,7 +74,10 @@ class KvLedger(ABC):
         self, table: RequestTable, num_blocks: int, block_tokens: int, host_blocks: int = 0
     ) -> None:
         if num_blocks < 1 or block_tokens < 1:
-            raise ValueError(f"a pool of {num_blocks} blocks of {block_tokens} tokens")
+            raise ValueError(
+                f"a pool of {num_blocks} blocks of {block_tokens} tokens is impossible: give 1 "
+                "or more of each"
+            )
         self.table = table
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens

@@ -22,7 +22,7 @@ class Tier:
         self, capacity: int, unit: str, undo: Callable[[Callable[[], object]], None]
     ) -> None:
         if capacity < 0:
-            raise ValueError(f"a tier of {capacity} {unit}")
+            raise ValueError(f"a tier of {capacity} {unit} is impossible: give 0 or more")
         self.capacity = self.free = capacity
         self.unit = unit
         self._undo = undo

@@ -60,7 +60,7 @@ class LayerCost:
     ) -> None:
         if estimator is None:
             raise PolicyError(
-                "policy 'layerkv' plans with step times and was given no estimator; set "
+                "policy 'layerkv' plans with step times but has no estimator; set "
                 "slo_aware=false and layer_wise=false"
             )
         self.layers = layers

@@ -19,13 +19,13 @@ _SERVER = ("num_blocks", "block_tokens", "max_num_seqs", "max_num_batched_tokens
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Check(Printed):
-    """A prediction with its range, and whether to believe it."""
+    """A prediction with its range and a verdict."""
 
     found: Prediction
 
     @property
     def verdict(self) -> str:
-        """Return whether to believe it, in a sentence."""
+        """Return the verdict on the prediction, in a sentence."""
         return self.found.verdict
 
     @property
@@ -56,7 +56,7 @@ def check(
     saturated: bool = False,
     **settings: int,
 ) -> Check:
-    """Predict a measured server at another rate, and say whether to believe it.
+    """Predict a measured server at another rate, with a verdict on the prediction.
 
     bench      results of `vllm bench serve --save-detailed`, or of other tools that time single
                requests; several are loads of one server. One result without single requests is

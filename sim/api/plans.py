@@ -110,7 +110,7 @@ def plan(
     progress: Callable[[int, int], None] = lambda trials, left: None,
     **engine: Unpack[EngineSettings],
 ) -> Plan:
-    """Find the cheapest GPUs that keep objectives at the peak of a recorded trace.
+    """Find the cheapest GPUs that meet objectives at the peak of a recorded trace.
 
     from_vllm  as of `simulate`: model and limits of that server, if it states them
     slo       with percentiles: "ttft p90 < 1 s, tpot p90 < 50 ms"

@@ -91,8 +91,8 @@ def calibrate(
     seed: Annotated[int, Doing] = 0,
     overwrite: Overwrite = False,
 ) -> None:
-    """Measure how long the steps of a vLLM engine take on this machine, and write a profile; or fit
-    recorded steps, or what clients measured of a server.
+    """Measure the step times of a vLLM engine on this machine, or fit recorded steps or client
+    measurements, and write a profile.
 
     For example:
 
@@ -158,7 +158,7 @@ def calibrate(
         return
     _refuse(
         given,
-        "is for --from-serving; add it, or drop this",
+        "is for --from-serving; add --from-serving, or drop this option",
         lambda option: option in ("config", "saturated"),
     )
     _refuse(
@@ -173,8 +173,8 @@ def calibrate(
             lambda option: option not in _FOR_FRONT_END,
         )
     for option, what in (
-        ("model", "a folder with a config.json, or tiny, deep or small"),
-        ("out", "the file to write (.json)"),
+        ("model", "name a folder with a config.json, or tiny, deep or small"),
+        ("out", "name the file to write (.json)"),
     ):
         if given[option] is None and not (front_end and option == "model"):
             raise SettingsError(f"--{option} is needed to measure an engine: {what}")
@@ -233,7 +233,7 @@ def _told_where(kept: Path) -> Iterator[None]:
         yield
     except BaseException:
         if kept.exists() and kept.stat().st_mtime_ns != before:
-            print(f"note: {kept} holds the steps that were measured", file=sys.stderr)
+            print(f"note: the measured steps are in {kept}", file=sys.stderr)
         raise
 
 
@@ -248,10 +248,13 @@ def _from_serving(given: dict, files: list[Path]) -> None:
         setting: given[option] for option, setting in _SERVER.items() if given[option] is not None
     }
     if given["out"] is None:
-        raise SettingsError("--out is needed with --from-serving: the profile to write (.json)")
+        raise SettingsError(
+            "--out is needed with --from-serving: name the profile to write (.json)"
+        )
     if given["profile"] is None and given["config"] is None:
         raise SettingsError(
-            "--profile is needed with --from-serving: the profile to correct, as llama-3.1-8b@h100"
+            "--profile is needed with --from-serving: name the profile to correct, as "
+            "llama-3.1-8b@h100"
         )
     calibrate_serving(
         files,
@@ -283,7 +286,7 @@ def _finish(profile: Profile, out: Path) -> None:
     for kind, error in fit.errors.items():
         print(f"{kind:>10}  {error:.1%}")
     if fit.check_error is not None:
-        print(f"{'check':>10}  {fit.check_error:.1%} over steps that no fit has seen")
+        print(f"{'check':>10}  {fit.check_error:.1%} on held-out steps")
     if fit.traffic_error is not None:
         print(
             f"{'traffic':>10}  {fit.traffic_error:.1%} over single steps of traffic, "
@@ -322,7 +325,7 @@ def _measure(
     dtype, weights, graphs, swap_blocks, threads = chosen
     gpu = torch.cuda.is_available()
     if graphs and not gpu:
-        raise LiveEngineError("--graphs: there is no GPU on this machine; leave it out")
+        raise LiveEngineError("--graphs: this machine has no GPU; drop --graphs")
     has_weights = any(folder.glob("*.safetensors"))
     settings = LiveSettings(
         model=folder,

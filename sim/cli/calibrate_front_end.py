@@ -89,7 +89,7 @@ def prompt_lengths(room: int) -> list[int]:
         words *= 4
     if len(lengths) < 2:
         raise LiveEngineError(
-            "--max-model-len: there is no room for prompts of several lengths; make it 256 or more"
+            "--max-model-len: is too small for prompts of several lengths; give 256 or more"
         )
     return [*lengths, room] if room > 1.5 * lengths[-1] else lengths
 
@@ -121,8 +121,8 @@ def _tell(front_end: FrontEnd, loads: list[Load], exchanges: list[Exchange]) -> 
 
 
 _NOT_TOLD = (
-    "KV memory, swapping and prefix hits were not asked of these data; nor how long answers take "
-    "from the engine to their client"
+    "these data do not cover KV memory, swapping, prefix hits, or the time of answers from the "
+    "engine to their client"
 )
 
 

@@ -29,7 +29,7 @@ def check(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict a measured server at another rate, and say whether to believe it.
+    """Predict a measured server at another rate, with a verdict on the prediction.
 
     The command fits the profile to the measurement, simulates the requests of the first file at
     the other rate, and again with step times off by their expected error.

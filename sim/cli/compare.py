@@ -29,7 +29,7 @@ def compare(
     overwrite: _Flag = False,
     as_json: Json = False,
 ) -> None:
-    """Compare simulated runs with measured ones, metric by metric, and say where they differ.
+    """Compare simulated runs with measured ones, metric by metric.
 
     For example:
 
@@ -88,8 +88,8 @@ def _sides(
     folders = [path for path in paths if path.is_dir()]
     files = [path for path in paths if not path.is_dir()]
     if not folders:
-        raise ResultsError("no folder of a run: give one that `simulate --out` wrote")
+        raise ResultsError("no run's folder: give one that `simulate --out` wrote")
     if not files:
-        raise ResultsError("no measured file: name one as well (docs/traces.md)")
+        raise ResultsError("no measured file: name one too (docs/traces.md)")
     options = ReadOptions(columns=columns, benchmark=benchmark)
     return folders, [read_measurement(path, format, options) for path in files]

@@ -10,7 +10,7 @@ from typing import Literal
 
 
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
-    """Print a script that lets a shell complete twinserve and simulate: commands, options, choices,
+    """Print a shell script that completes twinserve and simulate: commands, options, choices,
     files.
 
     For example:

@@ -25,7 +25,7 @@ def emulate(
     replicas: Whole = 1,
     router: Annotated[str, Parameter(name=["--router", "-r"])] = "least-requests",
 ) -> None:
-    """Start a real vLLM server on an emulated GPU: steps last as long as a profile says.
+    """Start a real vLLM server on an emulated GPU, with the step times of a profile.
 
     API server, scheduler, block pool and metrics are vLLM's. There are no weights, and tokens have
     no meaning. The server runs until SIGTERM or Ctrl-C. Needs vLLM; its CPU build is enough

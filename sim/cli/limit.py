@@ -1,4 +1,4 @@
-"""`twinserve limit`: the largest load at which a server keeps its objectives."""
+"""`twinserve limit`: the largest load at which a server meets its objectives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def limit(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find the largest request rate, or number of clients, at which a server keeps its objectives.
+    """Find the largest request rate, or number of clients, at which a server meets its objectives.
 
     The command also says which objective breaks first, and gives latency over load. It compares
     several settings or GPUs.
@@ -75,7 +75,9 @@ def limit(
         raise SettingsError("no objectives; give --slo, as --slo 'ttft p90 < 1 s'")
     runs = runs_of_flags(config, params or [], grid or [], "", Repeat(), None, config_file)
     if len({run.config.slo for run in runs}) > 1:
-        raise SettingsError("--grid slo: limits under other objectives do not compare; drop it")
+        raise SettingsError(
+            "--grid slo: limits under different objectives cannot be compared; drop it"
+        )
     folder = None if out is None else resolved(out)
     if folder is not None:
         try_to_write(folder)

@@ -368,7 +368,7 @@ def replay_apart(run: Path, model: str, options: dict, as_json: bool, quiet: boo
     from twinserve.sim.twin.live import blank_settings
 
     if options["physical"]:
-        raise SettingsError("--physical: engines that hand KV over lay it out themselves; drop it")
+        raise SettingsError("--physical: engines that hand KV over use their own layout; drop it")
     simulated = Recorded(resolve(SimulationConfig(**from_file(run / "run.json"))))
     with with_model(blank_settings(**options), model) as settings, shared_folder() as folder:
         version = installed_vllm()
@@ -381,5 +381,5 @@ def replay_apart(run: Path, model: str, options: dict, as_json: bool, quiet: boo
         print_lines(f"Prefill apart from decode on vLLM {version}", found.lines())
     if not found.held:
         raise LiveEngineError(
-            "the live engines decided otherwise than the simulated fleet; see the lines above"
+            "the live engines decided differently from the simulated fleet; see the lines above"
         )

@@ -89,12 +89,12 @@ VERBS = {
     ),
     "plan": (
         f"{_CLI}.plan:plan",
-        "Find the cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and "
-        "how to start them.",
+        "Find the cheapest GPUs that meet objectives at the peak of a recorded trace, ranked, "
+        "with start commands.",
     ),
     "limit": (
         f"{_CLI}.limit:limit",
-        "Find the largest request rate, or number of clients, at which a server keeps its "
+        "Find the largest request rate, or number of clients, at which a server meets its "
         "objectives.",
     ),
     "trace": (
@@ -122,7 +122,7 @@ VERBS = {
     ),
     "emulate": (
         f"{_CLI}.emulate:emulate",
-        "Start a real vLLM server on an emulated GPU: steps last as long as a profile says.",
+        "Start a real vLLM server on an emulated GPU, with the step times of a profile.",
     ),
     "route": (
         f"{_CLI}.route:route",
@@ -130,21 +130,20 @@ VERBS = {
     ),
     "reroute": (
         f"{_CLI}.reroute:reroute",
-        "Decide again what a live router decided, with the views and the router of a simulated "
-        "fleet.",
+        "Repeat a live router's decisions with the views and the router of a simulated fleet.",
     ),
     "calibrate": (
         f"{_CLI}.calibrate:calibrate",
-        "Measure how long the steps of a vLLM engine take on this machine, and write a profile; "
-        "or fit recorded steps, or what clients measured of a server.",
+        "Measure the step times of a vLLM engine on this machine, or fit recorded steps or "
+        "client measurements, and write a profile.",
     ),
     "compare": (
         f"{_CLI}.compare:compare",
-        "Compare simulated runs with measured ones, metric by metric, and say where they differ.",
+        "Compare simulated runs with measured ones, metric by metric.",
     ),
     "check": (
         f"{_CLI}.check:check",
-        "Predict a measured server at another rate, and say whether to believe it.",
+        "Predict a measured server at another rate, with a verdict on the prediction.",
     ),
     "validate": (
         f"{_CLI}.validate:validate",
@@ -152,7 +151,7 @@ VERBS = {
     ),
     "completion": (
         f"{_CLI}.completion:completion",
-        "Print a script that lets a shell complete twinserve and simulate: commands, options, "
+        "Print a shell script that completes twinserve and simulate: commands, options, "
         "choices, files.",
     ),
 }

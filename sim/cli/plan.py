@@ -82,8 +82,8 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find the cheapest GPUs that keep objectives at the peak of a recorded trace, ranked, and how
-    to start them.
+    """Find the cheapest GPUs that meet objectives at the peak of a recorded trace, ranked, with
+    start commands.
 
     For example:
 
@@ -141,7 +141,7 @@ def plan(
 
     check_count("--workers", workers)
     if emit is not None and out is None:
-        raise SettingsError("--emit writes a file into the results; say where with --out")
+        raise SettingsError("--emit writes a file into the results; name their folder with --out")
     given |= {"gpus": _list("gpus", gpus), "tp": _counts("tp", tp)}
     given |= {"prices": None if prices is None else str(prices)}
     settings = {n: given[n] for n in SETTINGS if given[n] != getattr(_DEFAULTS, n)}

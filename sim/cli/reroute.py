@@ -23,7 +23,7 @@ def reroute(
     interval: float | None = None,
     as_json: Json = False,
 ) -> None:
-    """Decide again what a live router decided, with the views and the router of a simulated fleet.
+    """Repeat a live router's decisions with the views and the router of a simulated fleet.
 
     The record must give the same views and the same picks, or the command fails. The command also
     counts picks that differ if the router gets measurements as the simulator models them, by the

@@ -92,7 +92,7 @@ def route(
     from twinserve.sim.setup.config import SettingsError
 
     if not worker:
-        raise SettingsError("no server is given; name each one with --worker http://HOST:PORT")
+        raise SettingsError("give the servers: --worker http://HOST:PORT for each")
     if record is not None and record.is_dir():
         raise SettingsError(f"--record {record}: is a folder; name a file")
     if record is not None and record.exists() and not overwrite:

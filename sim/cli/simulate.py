@@ -159,7 +159,7 @@ def simulate(
         if not as_json:
             progress.say(headline(inputs))
             for label in done:
-                progress.say(f"{label}: kept as it is in {targets[label]}")
+                progress.say(f"{label}: kept unchanged in {targets[label]}")
         missing = tuple(spec for spec in inputs.policies if spec.label not in done)
         results = dict(done)
         for spec, result in run_each(
@@ -296,7 +296,7 @@ def headline(inputs: Inputs) -> str:
         lines.append(describe_step_times(hardware.profile, hardware.why))
     lines += _host_line(inputs)
     if config.shared_prefix:
-        lines.append("attention: decodes read the prefix they share once (docs/profiles.md)")
+        lines.append("attention: decodes read a shared prefix once (docs/profiles.md)")
     for name, hardware in _drafting(inputs).items():
         if (speculation := hardware.speculation) is not None:
             lines.append(name + speculation.describe(config.async_scheduling))

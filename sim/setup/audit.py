@@ -87,11 +87,9 @@ class Auditor:
         rows, tokens = plan.rows, plan.tokens
         begun = self._began or not len(rows)
         self._ask(begun, now, "planned without ledger.begin_step(), which must come first")
-        self._ask(
-            len(rows) == len(tokens), now, "rows and tokens of the plan are not of one length"
-        )
+        self._ask(len(rows) == len(tokens), now, "the plan's rows and tokens differ in length")
         self._ask(len(np.unique(rows)) == len(rows), now, "a row is granted twice", rows)
-        self._ask(bool((tokens >= 1).all()), now, "a grant of no token", rows[tokens < 1])
+        self._ask(bool((tokens >= 1).all()), now, "a grant of 0 tokens", rows[tokens < 1])
         state = requests.state[rows]
         self._ask(
             bool((state == State.RUNNING).all()),
@@ -106,7 +104,7 @@ class Auditor:
         self._ask(
             bool((tokens <= lacks).all()),
             now,
-            "more tokens than the row lacks",
+            "a grant of more tokens than the row has left to compute",
             rows[tokens > lacks],
         )
         room = core.ledger.slack_tokens(rows)
@@ -114,7 +112,7 @@ class Auditor:
         absent = np.asarray(core.ledger.missing_tokens(rows)) > 0
         self._ask(not absent.any(), now, "a grant on KV that is on the host", rows[absent])
         early = [row for row in rows.tolist() if row in away]
-        self._ask(not early, now, "a grant before the row's transfer has landed", early)
+        self._ask(not early, now, "a grant before the row's transfer has completed", early)
         self._transitions(plan, before, now)
         if self.longest is not None:
             most = core.policy.step_tokens(self.longest)
@@ -132,7 +130,7 @@ class Auditor:
         for what, rows, state in (
             ("preempted without KV", list(lost), State.RUNNING),
             (
-                "admitted a row that did not wait",
+                "admitted a row that was not waiting",
                 [row for row, _ in plan.admitted if row not in lost],
                 State.WAITING,
             ),
@@ -141,7 +139,7 @@ class Auditor:
                 [r for r in plan.swapped_in if r not in lost],
                 State.SWAPPED,
             ),
-            ("fetched for a row that did not wait", [r for r, _ in plan.fetched], State.WAITING),
+            ("fetched for a row that was not waiting", [r for r, _ in plan.fetched], State.WAITING),
             ("began a row without KV", plan.begun, State.RUNNING),
         ):
             self._ask(
@@ -156,7 +154,7 @@ class Auditor:
         end = float(outcome.ends_s[-1])
         held = self.core.ledger.held_blocks
         kept = [row for row in outcome.finished if held(row) and row not in self.core.kept]
-        self._ask(not kept, end, "memory of a row that has ended", kept)
+        self._ask(not kept, end, "a row that has ended holds memory", kept)
         self.counts_hold(end)
         return gaps
 
@@ -265,7 +263,7 @@ def _check_served(inputs: Inputs) -> int:
         )
     again = "a second run gave other rows: something in it is not determined by its input"
     _same(rows, _run(single, spec), again)
-    at_once = "steps taken at once gave other rows than single ones: valid_for promised too much"
+    at_once = "steps run together gave other rows than single steps: valid_for is too large"
     _same(rows, _run(inputs, spec), at_once)
     return auditor.plans
 
@@ -326,7 +324,7 @@ def _check_placed(inputs: Inputs, spec: RouterSpec) -> int:
         raise AuditError(f"{', '.join(left)} did not end")
     again = "a second run gave other rows: something in it is not determined by its input"
     _same(rows, _placed(inputs, spec, hidden=False)[0], again)
-    blind = "with output lengths hidden it gave other rows: no router knows these"
+    blind = "with hidden output lengths the router gave other rows: routers must not use them"
     _same(rows, _placed(inputs, spec, hidden=True)[0], blind)
     return answers
 
@@ -344,9 +342,11 @@ def _placed(inputs: Inputs, spec: RouterSpec, hidden: bool) -> tuple[RunRows, in
         answer = place(request, stage, view)
         request.output_tokens = length
         if list(view.up) != up:
-            raise AuditError(f"{request.id}: it changed view.up")
+            raise AuditError(f"{request.id}: the router changed view.up")
         if not isinstance(answer, Verdict) and answer not in up:
-            raise AuditError(f"{request.id}: it answered {answer!r}; give one of view.up, {up}")
+            raise AuditError(
+                f"{request.id}: the router answered {answer!r}; give one of view.up, {up}"
+            )
         return answer
 
     router.place = watched  # type: ignore[method-assign]
@@ -374,7 +374,7 @@ def check_reader(
     again = _read(reader, data, path, "again")
     for name in ("arrival_s", "prompt_tokens", "output_tokens"):
         if not np.array_equal(getattr(whole, name), getattr(again, name), equal_nan=True):
-            raise AuditError(f"reader {reader}, {path}: read again, {name} is another")
+            raise AuditError(f"reader {reader}, {path}: a second reading gave another {name}")
     for said, damaged in _damaged(data, seeds):
         refused += not isinstance(_read(reader, damaged, path, said), Workload)
     return refused

@@ -84,7 +84,7 @@ class SimulationConfig(BaseModel):
     raw_arrivals: Annotated[bool, Parameter(negative="")] = False
     "Keep arrivals on the coarse ticks of the recording."
     offline: Annotated[bool, Parameter(negative="")] = False
-    "Never download: use a local copy of the trace or its embedded replica."
+    "Never download: use a local copy of the trace, or its embedded replica."
 
     rate: float | None = Field(None, gt=0)
     "Requests a second of a generated trace (sharegpt, lmsys, poisson). [default: 10]"
@@ -105,7 +105,7 @@ class SimulationConfig(BaseModel):
     """Best-effort closed loop: requests in each batch; the next batch comes when the last one has
     ended. 0: none."""
     client_timeout: float | None = Field(None, gt=0)
-    "Seconds after which a client cancels a request that has not got its last token."
+    "Seconds after which a client cancels an unfinished request."
     slo: str | None = None
     """Objectives: in seconds, ttft=0.4,tpot=0.2, and k=5 for max(ttft, k x isolated prefill); or
     with units, classes, percentiles, "rt: ttft p90 < 1 s, tpot < 50 ms; be: e2el < 60 s"; or
@@ -119,13 +119,13 @@ class SimulationConfig(BaseModel):
     gpu: str | None = Field(None, exclude=True)
     "GPU of --from-vllm if that names none: h100, or a node's label."
     tensor_parallel_size: int | None = Field(None, ge=1, exclude=True)
-    "Ranks of the profile, instead of those that its name has (:tpN)."
+    "Tensor-parallel ranks (:tpN), instead of the profile's."
     pipeline_parallel_size: int | None = Field(None, ge=1, exclude=True)
-    "The same of pipeline stages (:ppN)."
+    "Pipeline stages (:ppN), instead of the profile's."
     data_parallel_size: int | None = Field(None, ge=1, exclude=True)
-    "Engines of a server: replicas, and of a mixture of experts ranks that step together (:dpN)."
+    "Engines of a server: replicas, or ranks that step together for a mixture of experts (:dpN)."
     enable_expert_parallel: bool | None = Field(None, exclude=True)
-    "Whole experts on all ranks (:ep)."
+    "Expert parallelism: each rank has whole experts (:ep)."
     profile: str = DEFAULT_PROFILE
     """Model and hardware: a shipped profile, MODEL@GPU[:tpN][:dpN][:ep], or a profile file. MODEL:
     of the catalogue, a config.json, or an id in the local Hugging Face cache."""
@@ -133,14 +133,14 @@ class SimulationConfig(BaseModel):
     """Form of the step times: what the profile's name gives (auto), derived from specs (roofline),
     from kernel tables (operators), or fitted to the engine's own steps (docs/profiles.md)."""
     shared_prefix: Annotated[bool, Parameter(negative="")] = False
-    """Attention reads a prefix that decodes share in KV memory once for all of them, as cascade
-    attention does (docs/profiles.md). Policies do not know of it."""
+    """Attention reads a prefix that decodes share from KV memory once, as cascade attention does
+    (docs/profiles.md). Policies ignore this."""
     front_end: str = "none"
     """The time between clients and the engine (HTTP, tokenising, detokenising): none, vllm with
-    options after a colon (docs/profiles.md), or a file of `twinserve calibrate --front-end`. With
-    it, TTFT is the client's (docs/metrics.md)."""
+    options after a colon (docs/profiles.md), or a file of `twinserve calibrate --front-end`. TTFT
+    then is the client's (docs/metrics.md)."""
     replicas: int = Field(1, ge=1, le=4096)
-    "Engines that share the load."
+    "Number of replicas."
     router: Annotated[str, Parameter(name=["--router", "-r"])] = DEFAULT_ROUTER
     """Router of requests to replicas, with options after a colon: llm-d:prefix=5,age=0.2; one of
     your own as FILE.py:Class (docs/routers.md)."""
@@ -177,7 +177,7 @@ class SimulationConfig(BaseModel):
     num_blocks: int | None = Field(None, ge=1, le=10**15)
     "KV blocks of one replica that requests can use, instead of the profile's."
     num_gpu_blocks_override: int | None = Field(None, ge=2, le=10**15, exclude=True)
-    "The same number as vLLM counts it: with the null block, so one more."
+    "KV blocks as vLLM counts them: --num-blocks plus the null block."
     kv_cache_memory_bytes: int | None = Field(None, ge=1, le=10**15)
     "Bytes of KV memory of each GPU, instead of a share of its memory: 20G is 20 x 2^30."
     gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
@@ -222,7 +222,7 @@ class SimulationConfig(BaseModel):
     """Speculative decoding: drafts a request, the drafter, and the share accepted, as
     k=3,method=eagle,acceptance=0.7 (docs/policies.md)."""
     cold_start: float = Field(0.0, ge=0, le=3600)
-    "Seconds by which the first step of each engine is longer: kernels are loaded in it."
+    "Extra seconds of each engine's first step, which loads kernels."
     decision_time: Literal["none", "measured", "profile"] = "none"
     """Time that planning adds to each simulated step: none, the time our own planning took
     (measured: not reproducible), or the time that `calibrate` measured around the engine

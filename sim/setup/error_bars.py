@@ -218,7 +218,7 @@ def check_beside(inputs: Inputs) -> None:
         raise SettingsError("--spare: nothing fails; give --failures or --mttf")
     if inputs.config.autoscale is not None:
         raise SettingsError(
-            "--spare: an autoscaler says how many replicas there are; drop --spare or --autoscale"
+            "--spare: an autoscaler sets the number of replicas; drop --spare or --autoscale"
         )
 
 

@@ -65,9 +65,7 @@ class FaultSettings(BaseModel):
                     f"{name}: is for the kind {kind}, and this is {self.kind}; drop it"
                 )
         if self.kind == Kind.SLOW and self.factor is None:
-            raise ValueError(
-                "factor: is missing; write how many times as long its steps take, as 2"
-            )
+            raise ValueError("factor: is missing; write the factor on step times, as 2")
         return self
 
     @property

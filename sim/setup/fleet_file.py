@@ -194,8 +194,8 @@ class FleetSettings(_Part):
         for i, pool in enumerate(self.pools):
             if pool.speculate is not None and pool.role in _APART:
                 raise ValueError(
-                    f"pools[{i}].speculate: replicas of the role {pool.role} have no drafts here; "
-                    "drop it, or the roles"
+                    f"pools[{i}].speculate: drafts on replicas of the role {pool.role} are not "
+                    "simulated; drop it, or the roles"
                 )
         if not self.apart:
             given = ("prefill_router", "local_prefill", "connector")
@@ -208,8 +208,8 @@ class FleetSettings(_Part):
                 ports = pool.ports
                 if ports is not None and ports.model_fields_set - {"pcie_gb_per_s"}:
                     raise ValueError(
-                        f"pools[{i}].ports: nothing goes over a network between {AGGREGATED} "
-                        "replicas; drop its network_ fields"
+                        f"pools[{i}].ports: {AGGREGATED} replicas send nothing over a network; "
+                        "drop its network_ fields"
                     )
             return
         if AGGREGATED in roles:

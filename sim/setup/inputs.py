@@ -310,13 +310,13 @@ def _check_withdrawals(config: SimulationConfig, policies: tuple[PolicySpec, ...
     given_up = (config.failures, config.mttf, config.grace)
     if any(setting is not None for setting in given_up) and lacking:
         raise SettingsError(
-            f"--on-failure: policy {lacking[0]} has no on_withdraw, so that requests cannot leave "
-            "a replica; add that method to it, or let nothing fail"
+            f"--on-failure: policy {lacking[0]} has no on_withdraw, so its requests cannot leave "
+            "a replica; add that method, or let nothing fail"
         )
     if config.client_timeout is not None and lacking:
         raise SettingsError(
             f"--client-timeout: policy {lacking[0]} has no on_withdraw, so it would plan "
-            "cancelled requests; add that method to it, or drop --client-timeout"
+            "cancelled requests; add that method, or drop --client-timeout"
         )
 
 
@@ -403,8 +403,8 @@ def _of_fitting_length(
         check_fits(workload, longest)
         return workload
     notices.append(
-        f"{over:,} of {len(workload):,} requests are longer than the {longest:,} tokens that one "
-        "may have on this hardware: cut to that length (--cap-length sets another)"
+        f"{over:,} of {len(workload):,} requests are longer than the {longest:,} tokens "
+        "that this hardware allows: cut to that length (--cap-length sets another)"
     )
     return cap_length(workload, longest)
 
@@ -470,7 +470,7 @@ def _generated(config: SimulationConfig, machines: Machines) -> tuple[Workload, 
         )
     elif rate is None:
         rate = GENERATED_RATE
-        notices.append(f"rate {rate:g} requests/s, as none was given (--rate or --load sets it)")
+        notices.append(f"rate {rate:g} requests/s, the default (--rate or --load sets another)")
     workload = load_trace(
         config.trace, seed=config.seed, rate=rate, count=config.requests, duration_s=duration
     )
@@ -486,7 +486,7 @@ def _scale_for_load(
     capacity. Raises SettingsError if there is no rate to scale."""
     if workload.span_s <= 0:
         raise SettingsError(
-            f"--load {load:g}: the requests of {config.trace} come all at once, so they have no "
+            f"--load {load:g}: all requests of {config.trace} arrive at once, so there is no "
             "rate to set; drop it"
         )
     factor = float(f"{load / offered_load_of(workload, machines):.3g}")

@@ -102,7 +102,7 @@ class _Long:
                     "NAME=SECONDS and NAME < VALUE UNIT do not go together; write all with <, as "
                     f"{_EXAMPLE!r}",
                 )
-            raise self._wrong(item, f"has no <, and so no bound; write {_EXAMPLE!r}")
+            raise self._wrong(item, f"has no <; write {_EXAMPLE!r}")
         words = left.lower().split()
         if not 1 <= len(words) <= 2:
             raise self._wrong(item, "write METRIC [pNN or mean] < VALUE UNIT")

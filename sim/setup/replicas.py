@@ -143,8 +143,8 @@ def _decision_overhead(decision_time: str, profile: Profile) -> float | None:
         return 0.0 if decision_time == "none" else None
     if not profile.loop_s:
         raise SettingsError(
-            f"--decision-time profile: {profile.name} has no time of the loop around an engine; "
-            "take one that twinserve calibrate wrote, or none"
+            f"--decision-time profile: {profile.name} lacks the times around an engine; choose a "
+            "profile that twinserve calibrate wrote, or --decision-time none"
         )
     return profile.loop_s
 

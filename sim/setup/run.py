@@ -293,8 +293,8 @@ class Simulation:
             return Fleet(self.clock, (), router, migrates, offline_window)
         if offline_window is not None:
             raise SettingsError(
-                "offline_window: a pool of offline requests is not simulated with separate "
-                "prefill and decode; drop it"
+                "offline_window: offline requests are not simulated with separate prefill and "
+                "decode; drop it"
             )
         return hand_over.fleet(self.clock, router, migrates)
 

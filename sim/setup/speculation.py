@@ -113,8 +113,8 @@ class Speculation(Options):
         given = [n for n in _ACCEPTANCE if getattr(self, n) is not None]
         if len(given) != 1:
             raise _error(
-                "give one of acceptance=0.7, rates=0.8/0.6/0.45, length=2.4 and recorded=DIR: it "
-                "says which drafts are right"
+                "give one of acceptance=0.7, rates=0.8/0.6/0.45, length=2.4 and recorded=DIR, "
+                "to say which drafts are right"
             )
         if self.recorded is not None:
             return []
@@ -250,13 +250,16 @@ def _check_together(config: SimulationConfig, policies: tuple[PolicySpec, ...], 
     if config.speculate is None:
         return
     if config.shared_prefix:
-        raise _error("is not known together with --shared-prefix; drop one of them")
+        raise _error("cannot be simulated with --shared-prefix; drop one of them")
     if config.async_scheduling and parse_speculation(config.speculate).recorded is not None:
         raise _error(
-            "recorded drafts were looked up in a text between two steps; give --no-async-scheduling"
+            "recorded drafts were found between two steps, so planning was synchronous; "
+            "give --no-async-scheduling"
         )
     if role in ("prefill", "decode"):
-        raise _error(f"replicas of the role {role} have no drafts here; drop it, or the roles")
+        raise _error(
+            f"drafts on replicas of the role {role} are not simulated; drop it, or the roles"
+        )
     for spec in policies:
         if policy_for("drafts", spec.policy) is None:
             why = spec.policy.traits.no_drafts
@@ -306,9 +309,9 @@ def check_profile(profile: Profile, speculation: Speculation) -> None:
             "config.json), and vLLM refuses it; give method=eagle, draft_model or ngram"
         )
     if profile.dp > 1:
-        raise _error(f"is not known of the data-parallel ranks of {profile.name}; drop it")
+        raise _error(f"cannot be simulated on the data-parallel ranks of {profile.name}; drop it")
     if profile.pp > 1:
-        raise _error(f"is not known of the pipeline stages of {profile.name}; drop it")
+        raise _error(f"cannot be simulated on the pipeline stages of {profile.name}; drop it")
 
 
 def _rates(text: str, drafts: int) -> list[float]:

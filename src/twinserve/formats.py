@@ -49,7 +49,7 @@ def parse_json(text: str | bytes, **hooks: Any) -> Any:
     return found
 
 
-_TOO_DEEP = f"more than {DEEPEST} brackets within each other"
+_TOO_DEEP = f"more than {DEEPEST} nested brackets"
 
 
 def shipped_text(package: str | None, name: str) -> str:

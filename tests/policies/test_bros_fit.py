@@ -143,7 +143,7 @@ def test_an_explicit_estimator_wins_and_parts_can_be_chosen():
     [
         ("bros:chunk=fit,replacement=true", "option replacement=.*chunk=fit has none"),
         ("bros:chunk=fit,late_drops=true", "option late_drops=.*chunk=fit has none"),
-        ("bros:chunk=fit,order=savable", "option order=.*chunk=fit takes fit_order"),
+        ("bros:chunk=fit,order=savable", "option order=.*chunk=fit uses fit_order"),
         ("bros-exact:order=savable", "option order=.*the problem is solved as printed"),
         ("bros:fit_order=arrival", "no option 'fit_order'"),
         ("bros:chunk=fitt", "valid integer"),

@@ -337,7 +337,7 @@ def test_the_ladder_is_a_matter_of_options_and_memory():
 
 def test_step_times_are_asked_for_only_where_they_are_used():
     assert parse_policy("echo-bs").build(LIMITS, None).cost.seconds([(4, 0)], 1, 9, 9) == 0.0
-    with pytest.raises(PolicyError, match="was given no estimator"):
+    with pytest.raises(PolicyError, match="has no estimator"):
         parse_policy("echo").build(LIMITS, None)
 
 

@@ -176,7 +176,7 @@ def test_who_comes_late_hears_what_is_there():
     assert late.take() == [4, 6]
     assert desk.admit(desk.submit(7)) and desk.notes.take() == late.take() == [8]
     mark = desk.ledger.mark()
-    with pytest.raises(LedgerError, match="let it come between steps"):
+    with pytest.raises(LedgerError, match="add it between steps"):
         desk.ledger.subscribe(Notes())
     desk.ledger.rollback(mark)
 

@@ -359,7 +359,7 @@ def test_a_link_that_is_never_found_free_is_refused():
 
 def test_an_estimator_is_needed():
     with pytest.raises(
-        PolicyError, match="was given no estimator; set slo_aware=false and layer_wise=false"
+        PolicyError, match="has no estimator; set slo_aware=false and layer_wise=false"
     ):
         desk = LayerDesk("layerkv", 10, estimator=None)
         desk.submit("a", 4, 1)

@@ -192,6 +192,6 @@ def test_the_headline_says_so():
         headline(resolve(config.model_copy(update={"shared_prefix": on}))) for on in (False, True)
     )
     assert (
-        once.replace("attention: decodes read the prefix they share once (docs/profiles.md)\n", "")
+        once.replace("attention: decodes read a shared prefix once (docs/profiles.md)\n", "")
         == plain
     )

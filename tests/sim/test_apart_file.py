@@ -113,7 +113,7 @@ WRONG = {
     apart(pools=[P, D, {}]): r"pools\[2\].role: a fleet with prefill and decode pools",
     apart(pools=[{}], connector={}): "connector: no pool has the role prefill; give roles",
     apart(pools=[{}], local_prefill="dynamo"): "local_prefill: no pool has the role prefill",
-    apart(pools=[{"ports": {"network_gb_per_s": 1}}]): "nothing goes over a network between",
+    apart(pools=[{"ports": {"network_gb_per_s": 1}}]): "replicas send nothing over a network",
     apart(connector={"transfer": "shove"}): "connector.transfer: input should be 'pull' or 'push'",
     apart(connector={"push_poll_ms": 2}): "connector: push_poll_ms: nothing is pushed; write tr",
     apart(connector={"lease": 3}): r"connector.lease: there is no such field",

@@ -159,15 +159,15 @@ def test_a_policy_that_keeps_the_rules_passes(kv):
     ("policy", "rule"),
     [
         (Twice, "a row is granted twice"),
-        (Lopsided, "rows and tokens of the plan are not of one length"),
+        (Lopsided, "the plan's rows and tokens differ in length"),
         (Nothing, r"grants request '\w+' no token"),
-        (TooMuch, "more tokens than the row lacks"),
+        (TooMuch, "more tokens than the row has left"),
         (WithoutMemory, "a grant without memory"),
         (NotBegun, r"planned without ledger.begin_step\(\), which must come first"),
         (NotAdmitted, "a grant to a row without KV"),
         (Innocent, "preempted without KV"),
         (Modest, r"tokens in a step, and step_tokens\(\d+\) promises at most \d+"),
-        (Hasty, "valid_for promised too much"),
+        (Hasty, "valid_for is too large"),
         (Moody, "a second run gave other rows"),
     ],
 )

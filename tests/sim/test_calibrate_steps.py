@@ -171,7 +171,7 @@ def test_what_an_interrupted_calibration_kept_is_not_touched(tmp_path, monkeypat
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             calibrating.calibrate(model="tiny", out=tmp_path / "p.json")
-        assert f"note: {measured[-1]} holds the steps" in capsys.readouterr().err
+        assert f"note: the measured steps are in {measured[-1]}" in capsys.readouterr().err
     calibrating.calibrate(model="tiny", out=tmp_path / "p.json")
     assert [kept.read_text() for kept in measured[:2]] == ["steps 0", "steps 1"]
     assert {*tmp_path.iterdir()} == {tmp_path / "p.json", *measured[:2]}

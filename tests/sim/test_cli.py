@@ -338,7 +338,7 @@ def test_a_converted_trace_is_never_its_own_target(capsys, trace):
         ("trace synth x.jsonl --rate 1e-308 --requests 3", "raise rate"),
         ("trace synth x.jsonl --rate 1e308", "lower rate, count or duration"),
         (f"trace synth x.jsonl --requests {'9' * 400}", "lower rate, count or duration"),
-        ("trace inspect /dev/null", "no regular file"),
+        ("trace inspect /dev/null", "not a regular file"),
         ("profiles show nosuch", "unknown profile"),
         ("profiles show x@h100", "there are llama-7b, "),
         ("profiles show llama-3.1-8b@tpu", "unknown GPU 'tpu'; there are "),

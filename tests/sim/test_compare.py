@@ -160,7 +160,7 @@ def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
     ("words", "says"),
     [
         (["run"], "no measured file"),
-        (["bench.json"], "no folder of a run"),
+        (["bench.json"], "no run's folder"),
         (["run", "missing.json"], "missing.json: no such file or folder"),
         (["run", "late.json"], "nothing that both sides have"),
         (["run", "bench.json", "--metrics-every", "-1"], "give the seconds of a window"),

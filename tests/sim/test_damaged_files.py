@@ -158,7 +158,7 @@ def test_depth_is_what_counts_in_json():
     wide = json.dumps([[1, {"a": [2]}]] * 1000)
     assert len(parse_json(wide)) == 1000
     assert parse_json("[" * DEEPEST + "]" * DEEPEST)
-    with pytest.raises(ValueError, match="brackets within each other"):
+    with pytest.raises(ValueError, match="nested brackets"):
         parse_json("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1))
 
 

@@ -193,7 +193,7 @@ def test_spare_without_failures_is_refused(capsys):
     assert "--spare: nothing fails" in capsys.readouterr().err
     scaling = ["--autoscale", "fixed", "--mttf", "5", "--mttr", "1"]
     assert run([*RUN.split(), "--spare", *scaling]) != 0
-    assert "--spare: an autoscaler says" in capsys.readouterr().err
+    assert "--spare: an autoscaler sets" in capsys.readouterr().err
 
 
 def test_a_spare_replica_of_each_pool_leaves_the_failures_where_they_are(tmp_path):

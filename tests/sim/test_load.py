@@ -72,7 +72,7 @@ def test_four_replicas_serve_the_same_arrivals_sooner():
 
 def test_a_rate_that_nobody_gave_is_said():
     inputs = resolve(SimulationConfig(trace="sharegpt", requests=50))
-    assert inputs.notices[-1].startswith("rate 10 requests/s, as none was given (--rate or --load")
+    assert inputs.notices[-1].startswith("rate 10 requests/s, the default (--rate or --load")
     assert not resolve(SimulationConfig(trace="sharegpt", requests=50, rate=10.0)).notices
 
 
@@ -105,7 +105,7 @@ def test_a_load_of_requests_that_come_all_at_once_is_refused(tmp_path):
     w = Workload.build(np.full(5, 7.0), np.full(5, 90), np.full(5, 5))
     path = write_trace(w, tmp_path / "burst.jsonl")
     for trace in (str(path), "longdoc:toolbench"):
-        with pytest.raises(SettingsError, match="--load 0.5: .* come all at once.*; drop it"):
+        with pytest.raises(SettingsError, match="--load 0.5: .* arrive at once.*; drop it"):
             resolve(SimulationConfig(trace=trace, load=0.5))
     said = headline(resolve(SimulationConfig(trace=str(path))))
     assert "5 requests all at once" in said and "capacity" not in said

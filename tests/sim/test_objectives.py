@@ -296,7 +296,7 @@ WRONG = [
     ("e2e < 1 s, e2el < 2 s", "e2el of rt is given twice"),
     ("ttft=1, tpot < 50 ms", "'ttft=1': NAME=SECONDS and NAME < VALUE UNIT do not go together"),
     ("tpot < 50 ms, k=5", "'k=5': NAME=SECONDS"),
-    ("rt: ttft", "'ttft': has no <, and so no bound"),
+    ("rt: ttft", "'ttft': has no <; write"),
     ("ttft > 1 s", "has no <"),
     ("ttft < 1 s;", "no objective is there"),
     ("rt:", "no objective is there"),

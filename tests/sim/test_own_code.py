@@ -164,9 +164,12 @@ class Forgetful(First):
 @pytest.mark.parametrize(
     ("router", "says"),
     [
-        (Elsewhere, "router first on 2 replicas, seed 0: r.*: it answered 7; give one of view.up"),
-        (Oracle, "with output lengths hidden it gave other rows"),
-        (Greedy, "it changed view.up"),
+        (
+            Elsewhere,
+            "router first on 2 replicas, seed 0: r.*: the router answered 7; give one of view.up",
+        ),
+        (Oracle, "with hidden output lengths the router gave other rows"),
+        (Greedy, "the router changed view.up"),
         (Forgetful, "a second run gave other rows"),
     ],
 )
@@ -183,7 +186,7 @@ def test_a_reader_in_a_file_is_a_format(folder, capsys):
     assert load_trace("log.jsonl", format="own.py:Gateway").provenance.name == "gateway"
     code, shown = said(capsys, "simulate", "--config", "run/run.json", "-q")
     assert code == 0
-    with pytest.raises(WorkloadError, match="own.py:Gateway file says what was sent"):
+    with pytest.raises(WorkloadError, match="own.py:Gateway file has requests"):
         read_measurement("log.jsonl", "own.py:Gateway")
 
 

@@ -115,7 +115,9 @@ def test_what_is_wrong_with_a_pools_drafts_is_one_line(drafts, more, said):
 
 def test_pools_with_roles_have_no_drafts():
     roles = [{"role": "prefill"}, {"role": "decode"}]
-    with pytest.raises(SettingsError, match=r"pools\[1\].speculate: replicas of the role decode"):
+    with pytest.raises(
+        SettingsError, match=r"pools\[1\].speculate: drafts on replicas of the role decode"
+    ):
         fleet(roles[0], {**roles[1], "speculate": DRAFTS})
-    with pytest.raises(SettingsError, match=r"pools\[0\] .*replicas of the role prefill have no"):
+    with pytest.raises(SettingsError, match=r"pools\[0\] .*replicas of the role prefill are not"):
         fleet(*roles, speculate=TEXT)

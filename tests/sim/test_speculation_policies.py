@@ -19,7 +19,7 @@ from twinserve.sim.setup.run import run_simulation
 DRAFTING = ("bros", "kv-share", "parrot", "sarathi", "srjf", "vllm", "vllm-sjf", "vtc")
 WHY_NOT = {
     "bros-exact": "solves an iteration as the paper's problem, in which each request computes one",
-    "conserve": "copies blocks to the host as steps of one token fill them",
+    "conserve": "copies blocks to the host as one-token steps fill them",
     "echo": "weighs offline work by estimates of steps in which a request decodes one token",
     "echo-bs": "weighs offline work by estimates of steps in which a request decodes one token",
     "echo-bs-e": "weighs offline work by estimates of steps in which a request decodes one token",

@@ -149,7 +149,7 @@ CLOSED = SimulationConfig(  # the same steps, however long these take
 
 @pytest.mark.parametrize("validated", [CLOSED], indirect=True)
 def test_in_wall_time_the_simulation_has_the_time_of_our_own_loop(validated, monkeypatch):
-    with pytest.raises(SettingsError, match="decision-time profile: .* has no time of the loop"):
+    with pytest.raises(SettingsError, match="decision-time profile: .* lacks the times around"):
         simulate(CONFIG.model_copy(update={"decision_time": "profile"}))
     monkeypatch.setattr(Profile, "loop_s", 2e-3)
     usual = simulate(CLOSED)["vllm"].rows.steps

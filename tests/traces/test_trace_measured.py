@@ -48,7 +48,7 @@ def test_requests_that_were_served_become_a_workload(name):
     assert w.prompt_tokens.tolist() == [10, 20] and w.output_tokens.tolist() == [3, 2]
     later = {"vllm-log": 1.0, "aiperf": np.nan}.get(name, 0.5)
     assert w.arrival_s.tolist() == pytest.approx([0.0, later], nan_ok=True)
-    assert "no prompt shares blocks" in said(w.provenance.notices)
+    assert "prompts share no blocks" in said(w.provenance.notices)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "vllm-log"])
@@ -200,7 +200,7 @@ def test_clients_in_a_loop_that_no_file_names_are_noticed(clients, seen):
     )
     options = ReadOptions(columns="arrival=at,prompt=in,output=out,e2el=took")
     w = read_bytes(table.encode(), "f", None, options)
-    assert (f"as {clients} clients in a loop" in said(w.provenance.notices)) == seen
+    assert (f"as from {clients} clients in a loop" in said(w.provenance.notices)) == seen
 
 
 def test_several_results_in_one_file_are_refused():
@@ -473,7 +473,7 @@ def test_fields_that_no_reader_uses_are_named():
 
 
 def test_what_was_only_sent_is_no_measurement(measure):
-    with pytest.raises(WorkloadError, match="says what was sent, not how it was served"):
+    with pytest.raises(WorkloadError, match="has requests, but no measured latencies"):
         measure('{"timestamp": 5, "input_length": 3, "output_length": 4}\n')
 
 

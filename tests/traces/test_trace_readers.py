@@ -62,7 +62,7 @@ def test_ids_that_name_single_blocks_are_chained():
     assert w.prefix.of(0).tolist() == w.prefix.of(2).tolist()
     assert w.prefix.of(0)[1] != w.prefix.of(1)[1]
     assert w.prefix.distinct == 6
-    assert any("chained" in n for n in w.provenance.notices)
+    assert any("converted" in n for n in w.provenance.notices)
 
 
 def test_mooncake_sessions_are_closed_loops():
@@ -163,7 +163,7 @@ def test_units_that_a_format_has_no_use_for_are_refused(option, name):
 def test_a_time_unit_without_timestamps_is_refused():
     row = {"prompt": "x", "output_tokens": 5}
     assert read(jsonl({**row, "timestamp": 1500}), time_unit="ms").arrival_s.tolist() == [1.5]
-    with pytest.raises(WorkloadError, match="has no timestamps, a time_unit"):
+    with pytest.raises(WorkloadError, match="has no timestamps and would ignore a time_unit"):
         read(jsonl(row), time_unit="ms")
 
 

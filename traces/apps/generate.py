@@ -60,7 +60,7 @@ def load(
             f"'{name}' is no application workload: choose from {', '.join(DESCRIPTIONS)}"
         )
     if count < 1:
-        raise WorkloadError(f"{count} applications are below 1: give a number of applications")
+        raise WorkloadError(f"{count} applications: give 1 or more")
     full = ALIASES.get(name, name)
     recorded = load_trace(ARRIVALS, seed=seed, **mooncake)
     window_s = 60.0 * WINDOW_MINUTES[full]

@@ -243,7 +243,7 @@ DESCRIPTIONS = {
     "ramp:from=1,to=10,duration=600,...": "a rate that grows, or falls",
     "diurnal:low=1,high=6,...": "a rate that goes up and down with the day",
     "bursts:base=2,peak=20,every=60,length=5,duration=600,...": "a rate with bursts",
-    "closed:concurrency=16,requests=200,...": "so many requests at once, whatever they take",
+    "closed:concurrency=16,requests=200,...": "a fixed number of requests at once",
     "agents:sessions=50,rate=0.5,...": "sessions that wait for tools between calls",
 }
 

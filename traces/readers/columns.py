@@ -247,7 +247,7 @@ def assemble(
     if hash_ids is not None:
         prefix, chained = blocks.from_lists(hash_ids, prompt_tokens, block_tokens)
         if chained:
-            notices.append("hash ids name single blocks: chained to name the prompt up to them")
+            notices.append("hash ids name single blocks: converted to ids of whole prefixes")
         identity = len(order) == len(rows) and (order == np.arange(len(rows))).all()
         shared = prefix if identity else blocks.take(prefix, order)
     if group is not None:

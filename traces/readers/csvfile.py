@@ -56,7 +56,7 @@ class Table:
         self.delimiter = delimiter(next((line for line in split_lines(text) if line), ""))
         keys = [name.lower() for name in names]
         if len(set(keys)) != len(keys):
-            raise WorkloadError(f"{path}: line 1: a column name stands twice: rename one of them")
+            raise WorkloadError(f"{path}: line 1: a column name is repeated: rename one of the two")
         try:
             table = csv.read_csv(
                 pa.py_buffer(text.encode()),

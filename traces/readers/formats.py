@@ -191,9 +191,7 @@ def read_bytes(
     name = format or _detected(data, path, options)
     _check_options(options, name, path)
     if name == prometheus.NAME:
-        raise WorkloadError(
-            f"{path}: histograms over time tell no single requests: twinserve compare reads them"
-        )
+        raise WorkloadError(f"{path}: histograms have no single requests: use twinserve compare")
     return READERS[name](data, path, options)
 
 
@@ -248,7 +246,7 @@ def read_measurement(
         _check_options(options, name, str(path))
     if name not in MEASURED:
         raise WorkloadError(
-            f"{path}: a {shown(name)} file says what was sent, not how it was served: give one of "
+            f"{path}: a {shown(name)} file has requests, but no measured latencies: give one of "
             f"{', '.join(MEASURED)}"
         )
     return MEASURED[name](data, str(path), options)

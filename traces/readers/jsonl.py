@@ -99,7 +99,7 @@ def _array(text: str, decode: Callable[[str], list], path: str) -> tuple[Objects
 def reason(error: Exception) -> str:
     """Why a text is no JSON, in Python's words where they say it."""
     if isinstance(error, RecursionError):
-        return "too many brackets within each other"
+        return "too many nested brackets"
     return error.msg if isinstance(error, json.JSONDecodeError) else worded(error)
 
 

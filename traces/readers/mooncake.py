@@ -73,7 +73,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Worklo
     if hashes is not None:
         missing = sum(h is None for h in hashes)
         if missing:
-            notices.append(f"{missing} rows without hash_ids: taken as sharing nothing")
+            notices.append(f"{missing} rows without hash_ids: they share no prefix")
         hashes = where.hash_lists("hash_ids", hashes, prompt, block, 0)
     n = len(rows)
     return assemble(

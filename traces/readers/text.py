@@ -22,7 +22,7 @@ from twinserve.traces.readers.options import DEFAULT_RATE, ReadOptions
 from twinserve.traces.workload import Workload, WorkloadError
 
 SHAREGPT, CUSTOM = "sharegpt", "custom"
-HAS_ARRIVALS = "has its own arrivals, a rate would be ignored: leave it out, or use --rate-scale"
+HAS_ARRIVALS = "has its own arrivals and would ignore a rate: drop it, or use --rate-scale"
 BYTES_PER_TOKEN = 4
 ASKERS = ("human", "user")
 ANSWERERS = ("gpt", "assistant", "chatgpt", "bing", "bard")
@@ -64,7 +64,7 @@ def read_custom(data: bytes, path: str, options: ReadOptions) -> Workload:
     notices += [ESTIMATED] if estimated else []
     if stamps is None and options.time_unit is not None:
         raise WorkloadError(
-            f"{path}: has no timestamps, a time_unit ({options.time_unit}) would be ignored: "
+            f"{path}: has no timestamps and would ignore a time_unit ({options.time_unit}): "
             "leave it out"
         )
     if stamps is None:

@@ -48,7 +48,7 @@ class LayerwiseLedger(UndoLedger):
     ) -> None:
         super().__init__(table, num_blocks, block_tokens, host_blocks)
         if layers < 1:
-            raise ValueError(f"a model of {layers} layers")
+            raise ValueError(f"a model of {layers} layers is impossible: give 1 or more")
         self.layers = layers
         self.order = offload_order(layers)
         self.pool = CellPool(num_blocks * layers)

@@ -229,7 +229,7 @@ class HostStore:
         self, capacity: int, eviction: str = "lru", threshold: int = 0, tracked: int = TRACKED
     ) -> None:
         if capacity < 1:
-            raise ValueError(f"a host tier of {capacity} chunks")
+            raise ValueError(f"a host tier of {capacity} chunks is impossible: give 1 or more")
         self.capacity = capacity
         self.eviction = EVICTION[eviction](capacity)
         self.threshold, self.tracked = threshold, tracked

@@ -332,7 +332,9 @@ class PagedLedger(UndoLedger):
         """As the base says. Names that the pool gives to text of one row (`new_contents`) are no
         events: another engine gives the same numbers to other texts."""
         if self.pool.undo is not None:
-            raise LedgerError("a listener comes while a change is tried; let it come between steps")
+            raise LedgerError(
+                "a listener cannot be added while a change is tried; add it between steps"
+            )
         if self.pool.events is None:
             self.pool.events = KvEvents(self.pool, self.shared_contents)
         self.pool.events.subscribe(listener)

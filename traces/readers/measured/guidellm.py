@@ -29,7 +29,7 @@ ENDS = {"successful": "", "incomplete": "incomplete", "errored": "errored"}
 def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measurement:
     """The measurement in a report of one benchmark, or in that which is chosen. Raises
     WorkloadError."""
-    content = document(data, path, "give each a file of its own")
+    content = document(data, path, "write each into its own file")
     benchmarks = content.get("benchmarks")
     if type(benchmarks) is not list or not benchmarks:
         raise WorkloadError(f"{path}: field 'benchmarks' is no list of results: check the format")

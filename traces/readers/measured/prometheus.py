@@ -109,7 +109,7 @@ def _scraped(data: bytes, path: str) -> tuple[list[Series], str]:
         for (name, _), (labels, values) in found.items()
     ]
     return rows, (
-        f"what grew between the first and the last of {number + 1} scrapes"
+        f"growth between the first and the last of {number + 1} scrapes"
         if number
         else "counts since the server's start: append a later scrape to the file for a difference"
     )

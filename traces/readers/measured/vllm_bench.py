@@ -109,11 +109,9 @@ def _told(rate: float | None, limit: int | None, columns: dict) -> list[str]:
     if limit and not no_times and "queue_times" not in columns:
         if rate != math.inf:
             said.append(
-                f"sent with --max-concurrency {limit}, without queue_times: requests are due when "
-                "this server let the client send them, and at most so many are under way"
+                f"sent with --max-concurrency {limit}, without queue_times: arrivals are this "
+                "client's send times, with at most so many requests at once"
             )
     if no_times:
-        said.append(
-            "no start_times, as from older versions of vLLM: when requests came is not known"
-        )
+        said.append("no start_times, as from older versions of vLLM: arrivals are unknown")
     return said

@@ -74,8 +74,8 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     longest = max(lengths, default=0)
     if lengths[longest] > 1 and len(lengths) > 1:
         notices.append(
-            f"{lengths[longest]} prompts have {longest} token ids, the most of all: if the server "
-            "ran with --max-log-len, they were longer"
+            f"{lengths[longest]} prompts have {longest} token ids, the most of all: if the "
+            "server used --max-log-len, they were longer"
         )
     notices.append("times are whole seconds, as the log has them")
     prompts_field = Field(
@@ -171,8 +171,8 @@ def _outputs(requests, errors: list[str]) -> tuple[list[int | None], list[str]]:
         notices.append(f"{estimated} output lengths estimated from text: UTF-8 bytes / 4")
     if asked:
         notices.append(
-            f"{asked} output lengths are max_tokens, the most that they can be: run the server "
-            "with --enable-log-outputs"
+            f"{asked} output lengths are max_tokens, an upper bound: run the server with "
+            "--enable-log-outputs"
         )
     return output, notices
 
