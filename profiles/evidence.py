@@ -119,10 +119,11 @@ class Mark:
 
     def is_of(self, profile: Profile) -> bool:
         """Whether it was measured on the profile's engine."""
+        if (self.gpu, self.tp) != (profile.gpu.name, profile.tp) or profile.splits_beyond_tp:
+            return False
         model = ProfileName.parse(self.engine).model
-        same = (model, self.gpu, self.tp) == (profile.llm.name, profile.gpu.name, profile.tp)
-        same = same and not profile.splits_beyond_tp
-        return same and MODELS.get(model) == profile.llm  # a config.json may bear its name
+        # a config.json may bear its name
+        return model == profile.llm.name and MODELS.get(model) == profile.llm
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from hypothesis import is_hypothesis_test
 from tests.examples import load_profile
 
 load_profile()
+gc.disable()  # until all tests are collected: what is imported stays
 
 TESTS = Path(__file__).parent
 # Files of what .ci/nightly has, and whether these tests are live: test_nightly.py looks for them.
@@ -141,6 +142,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

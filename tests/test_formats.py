@@ -48,6 +48,7 @@ READERS = {
     "experiments/benchmark/main.py": "what a command that it has just run printed",
     "experiments/campaign/runs.py": "files of campaigns",
     "experiments/campaign/setup.py": "files of campaigns", "experiments/route/twin.py": TOLD,
+    "experiments/study/claims.py": "a part of the program",
     "experiments/study/study.py": "figures of studies",
     "experiments/validation/emulated.py": "its own table, of the same command",
     "experiments/validation/overload.py": OTHERS, "experiments/validation/runs.py": OTHERS,

@@ -21,6 +21,8 @@ from twinserve.sim.cli.main import VERBS, main, twinserve_app
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.sim.setup.config import SimulationConfig
 
+pytestmark = pytest.mark.slow
+
 GROUPS = ("trace", "profiles")  # verbs with verbs of their own
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
@@ -61,20 +63,20 @@ def test_verbs_of_verbs_are_found():
     assert {name.split()[0] for name in commands() if " " in name} == set(GROUPS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", commands())
-def test_a_command_has_the_options_of_its_help(command, made, capsys, monkeypatch):
+def test_a_command_has_the_options_of_its_help(made, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    status(main, [*command.split(), "--help"])
-    boxes = re.findall(r"^│ [* ]*(.*?)(?: {2,}.*)?│$", capsys.readouterr().out, re.M)
-    wanted = {option for box in boxes for option in OPTION.findall(box)} - {"--help", "--version"}
     page = made["reference/commands.md"]
-    shown = section(page, f"{'###' if ' ' in command else '##'} twinserve {command}")
-    if "(#settings-of-a-run)" in shown:
-        shown += section(page, "## Settings of a run")
-    there = set(OPTION.findall(" ".join(re.findall(r"^\| (`.*?) \| ", shown, re.M))))
-    positional = {name for name in wanted - there if f"| `{name[2:].upper()}`" in shown}
-    assert wanted - there == positional and there <= wanted
+    for command in commands():
+        status(main, [*command.split(), "--help"])
+        boxes = re.findall(r"^│ [* ]*(.*?)(?: {2,}.*)?│$", capsys.readouterr().out, re.M)
+        wanted = {option for box in boxes for option in OPTION.findall(box)}
+        wanted -= {"--help", "--version"}
+        shown = section(page, f"{'###' if ' ' in command else '##'} twinserve {command}")
+        if "(#settings-of-a-run)" in shown:
+            shown += section(page, "## Settings of a run")
+        there = set(OPTION.findall(" ".join(re.findall(r"^\| (`.*?) \| ", shown, re.M))))
+        positional = {name for name in wanted - there if f"| `{name[2:].upper()}`" in shown}
+        assert wanted - there == positional and there <= wanted, command
 
 
 def test_settings_are_those_of_runs_and_of_python(made):

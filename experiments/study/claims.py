@@ -81,7 +81,8 @@ def texts(module: str, file: str = "texts.yaml") -> SimpleNamespace:
     """A YAML file beside a module's, as an object; `texts.yaml` has figures' titles, and why our
     numbers are not a paper's. {NAME} in a text stands for the text of that name; lists are
     tuples."""
-    found = yaml.safe_load(Path(module).with_name(file).read_text(encoding="utf-8"))
+    text = Path(module).with_name(file).read_text(encoding="utf-8")
+    found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
 
     def whole(value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -49,6 +49,7 @@ def test_pieces_may_end_within_a_stamp(status):
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if status != 200:
+            await asyncio.sleep(0.02)
             assert request.transport is not None
             request.transport.abort()
         found = web.StreamResponse()

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from types import SimpleNamespace
+from unittest import TestCase
 
 import pytest
 
@@ -313,10 +314,11 @@ def test_a_server_without_scikit_learn_does_not_start(tmp_path, monkeypatch):
     )
 
 
-def test_without_scikit_learn_a_server_says_that_class_means_predict(monkeypatch, caplog):
+def test_without_scikit_learn_a_server_says_that_class_means_predict(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert decider_for("justitia").core.policy.options.predictor == "class-mean"
-    (said,) = [record.getMessage() for record in caplog.records]
+    with TestCase().assertLogs() as logged:
+        assert decider_for("justitia").core.policy.options.predictor == "class-mean"
+    (said,) = [record.getMessage() for record in logged.records]
     assert said.startswith("policy justitia: ") and "twinserve[learn]" in said
 
 

@@ -9,6 +9,7 @@ import re
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import TestCase
 
 import pytest
 
@@ -158,11 +159,12 @@ def test_a_server_with_clients_it_cannot_have_does_not_start(tmp_path):
         start(f"{tmp_path / 'mine.py'}:Mine", str(path))
 
 
-def test_a_server_on_which_applications_mean_nothing_says_so(caplog):
+def test_a_server_on_which_applications_mean_nothing_says_so():
     options = read_options({"policy": "vtc"})
     core = build_core(options, EngineFacts(65, 8, 1, 64, 128, 1024, True))
-    clients_of(options, core.policy)
-    (said,) = [record.getMessage() for record in caplog.records]
+    with TestCase().assertLogs() as logged:
+        clients_of(options, core.policy)
+    (said,) = [record.getMessage() for record in logged.records]
     assert said.startswith("policy vtc: ") and '"clients"' in said
 
 

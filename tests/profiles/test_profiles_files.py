@@ -3,6 +3,7 @@ that is wrong."""
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -140,7 +141,8 @@ def test_impossible_settings_are_refused():
         derive_profile("llama-3.1-8b", "h100", max_num_seqs=0)
 
 
-def _forms():
+@cache
+def _forms() -> dict:
     truth = load_profile("llama-3.1-8b@h100").model()
     works = [decode_work(n, c) for n in (1, 4, 32, 128) for c in (16, 512, 2048)]
     return {
@@ -152,10 +154,10 @@ def _forms():
     }
 
 
-@pytest.mark.parametrize(("form", "step_model"), _forms().items())
-def test_a_saved_profile_loads_as_it_was(tmp_path, form, step_model):
+@pytest.mark.parametrize("form", ["roofline", "bros", "echo", "table", "operators"])
+def test_a_saved_profile_loads_as_it_was(tmp_path, form):
     profile = load_profile("llama-3.1-8b@h100").model_copy(
-        update={"step_model": step_model, "name": "mine", "source": "measured"}
+        update={"step_model": _forms()[form], "name": "mine", "source": "measured"}
     )
     path = tmp_path / "deep" / "mine.json"
     save_profile(profile, path)

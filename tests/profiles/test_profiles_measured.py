@@ -3,6 +3,7 @@ samples, and the files."""
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -73,7 +74,11 @@ def samples(noise=0.03, repeats=7, seed=0, truth=TRUTH):
     ]
 
 
-MODEL = fit_steps(samples())
+@cache
+def fitted() -> MeasuredModel:
+    return fit_steps(samples())
+
+
 BY_HAND = MeasuredModel(
     batches=(1, 3, 10),
     contexts=(16, 100, 1000),
@@ -87,17 +92,19 @@ BY_HAND = MeasuredModel(
     decode_share=0.5,
     skew=0.25,
 )
-either = pytest.mark.parametrize("model", [MODEL, BY_HAND], ids=["fitted", "by hand"])
 
 
-@either
+@pytest.fixture(scope="module", params=["fitted", "by hand"])
+def model(request) -> MeasuredModel:
+    return fitted() if request.param == "fitted" else BY_HAND
+
+
 @examples(200)
 @given(run=st.fixed_dictionaries(DECODE_RUNS))
 def test_a_run_of_decodes_is_the_single_steps_bit_for_bit(model, run):
     check_decode_run(model, **run)
 
 
-@either
 def test_a_run_across_a_knot_is_bit_identical_too(model):
     for knot in model.contexts:
         run = model.decode_run_seconds(3, 3 * (knot - 2), knot - 2, 5)
@@ -105,7 +112,6 @@ def test_a_run_across_a_knot_is_bit_identical_too(model):
         assert run.tolist() == single
 
 
-@either
 @examples(150)
 @given(
     n=st.integers(0, 600),
@@ -157,7 +163,7 @@ def test_the_form_by_hand():
 
 
 def test_the_fit_recovers_a_known_engine():
-    fit = MODEL.fit
+    fit = fitted().fit
     assert fit.check_error < 0.03
     assert {"all", "decode", "prefill", "prefills", "chunk", "mixed"} == set(fit.errors)
     # a table's corners are predicted from one side
@@ -167,8 +173,8 @@ def test_the_fit_recovers_a_known_engine():
         StepSample("x", i, 0, work, TRUTH.step_seconds(work))
         for i, (_, work) in enumerate(works(seed=5))
     ]
-    assert np.mean(np.abs(list(point_errors(MODEL, unseen).values()))) < 0.04
-    assert MODEL.pair_s > 0 and MODEL.decode_share == pytest.approx(1.0, abs=0.15)
+    assert np.mean(np.abs(list(point_errors(fitted(), unseen).values()))) < 0.04
+    assert fitted().pair_s > 0 and fitted().decode_share == pytest.approx(1.0, abs=0.15)
 
 
 def test_on_an_engine_with_whole_graphs_it_beats_the_one_table():
@@ -238,7 +244,7 @@ def test_calm_repeats_are_taken_as_they_are():
 
 def test_first_steps_are_kept_apart():
     first = [replace(s, first=True, seconds=9.0) for s in samples() if s.round == 0]
-    assert fit_steps([*samples(), *first]) == MODEL
+    assert fit_steps([*samples(), *first]) == fitted()
 
 
 def test_uneven_contexts_cost_more_where_they_do():
@@ -258,7 +264,7 @@ def test_uneven_contexts_cost_more_where_they_do():
             StepSample("skewed", 900 + i, r, work, truth.step_seconds(work)) for r in range(3)
         ]
     assert fit_steps(taken).skew == pytest.approx(0.3, abs=0.05)
-    assert MODEL.skew == 0.0
+    assert fitted().skew == 0.0
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def test_every_row_has_its_draws_the_error_of_its_steps_and_its_memory(several):
         assert memory.held_share <= most <= 1
 
 
+@pytest.mark.slow
 def test_a_first_row_that_is_undecided_is_said_aloud_with_what_is_sure(several):
     first = several.best
     said = "\n".join(warnings(several))

@@ -161,6 +161,7 @@ def test_a_scale_is_logarithmic_where_one_value_would_flatten_the_others():
     assert 0 < low < 1 and high > 40
 
 
+@pytest.mark.slow
 def test_the_axes_of_picture_and_page_are_the_same():
     pytest.importorskip("bokeh", reason="bokeh is not installed: pip install 'twinserve[report]'")
     for chart in (line(3.0, 5.0, x=[2, 9]), line(1.0, 400.0), cdf([0.1, 0.2, 9.0], 3.0)):

@@ -243,6 +243,7 @@ def test_a_plan_shows_what_binds_its_memory_and_its_front(page):
     assert "twinserve plan --model m --slo &#x27;ttft p90 &lt; 1 s&#x27; --trace t.csv" in page
 
 
+@pytest.mark.slow
 def test_limits_show_what_is_kept_and_the_front(tmp_path):
     put(tmp_path / "found", "limit", LIMITS.numbered(LIMIT))
     shown = write_report([tmp_path / "found"], tmp_path / "page.html").read_text()

@@ -536,7 +536,7 @@ class PagedLedger(UndoLedger):
         real_time = np.zeros(self.num_blocks, np.int64)
         for row, entry in self._tables.items():
             blocks = entry.blocks[: self._held[row]]
-            if len(np.unique(blocks)) != len(blocks):
+            if len(set(blocks.tolist())) != len(blocks):
                 wrong.append(f"row {row} lists a block twice")
             users[blocks] += 1
             if self._mixed and self.table.service_class[row] == _REAL_TIME:
