@@ -70,10 +70,10 @@ class Browser:
             time.sleep(0.1)
         raise AssertionError(f"{charts} charts are not drawn: {self.errors()}")
 
-    def turn(self, dark: bool) -> None:
+    def turn(self, dark: bool, media: str = "") -> None:
         value = "dark" if dark else "light"
         features = [{"name": "prefers-color-scheme", "value": value}]
-        self._devtools("Emulation.setEmulatedMedia", features=features)
+        self._devtools("Emulation.setEmulatedMedia", media=media, features=features)
 
     def run(self, script: str, *given) -> Any:
         """What a function with this body returns."""

@@ -127,7 +127,7 @@ def render(title: str, lines: Sequence[str], parts: Sequence[Part]) -> str:
             f"<title>{text(title)}</title><style>{STYLE}</style></head><body>",
             f"<h1>{text(title)}</h1>",
             *(f"<p>{text(line)}</p>" for line in lines),
-            f"<p>{text(how)}</p>" if drawn.count else "",
+            f'<p class="how">{text(how)}</p>' if drawn.count else "",
             f"<nav>{links}</nav>" if len(parts) > 1 else "",
             *body,
             *scripts,

@@ -166,7 +166,7 @@ def _closer(closer: Mapping | None) -> tuple[str, str]:
     ends = [most if closer[k] is None else f"{closer[k]:g}" for k in ("steps_fast", "steps_slow")]
     seen = max((s["replicas"] for s in closer["sizes"] if s), default=None)
     beyond = _or_dash(seen, "> {:g}") if sure is None else f"{sure:g}"
-    return beyond, f"{ends[0]} to {ends[1]}"
+    return beyond, " to ".join(dict.fromkeys(ends))
 
 
 def _or_dash(value: float | None, form: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.front_end import save_front_end
-from twinserve.profiles.profile import Profile
+from twinserve.profiles.profile import Profile, ProfileError
 from twinserve.sim.report.metric_names import METRIC_NAMES, SECONDS
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SettingsError
@@ -22,7 +22,14 @@ from twinserve.sim.twin.compare import TOLERANCE, Row, error, table
 from twinserve.sim.twin.compare_report import timed
 from twinserve.sim.twin.queues import OVERLOADED, queue_words, run_queue
 from twinserve.sim.twin.served import Served, from_server, of_measurement, of_run
-from twinserve.sim.twin.server_fit import NoTimesError, ServerFit, early, fit_server, on_profile
+from twinserve.sim.twin.server_fit import (
+    NoTimesError,
+    ServerFit,
+    beyond,
+    early,
+    fit_server,
+    on_profile,
+)
 from twinserve.sim.twin.summarised import NO_RATE, check_summary, stated_inputs, summary_notices
 from twinserve.traces.measurement import Measurement
 
@@ -87,7 +94,10 @@ def predict(
             save_front_end(front_end, file)
         base = found.inputs[0]
         loads = [on_profile(one, found.profile(), file) for one in (base, _scaled(base, factor))]
-        as_measured, predicted = _runs(loads, report, begin)
+        try:
+            as_measured, predicted = _runs(loads, report, begin)
+        except ProfileError:  # step times off by their error, on top of the fit
+            raise beyond(found.found, found.inputs, "check") from None
     server = from_server(found.found[0])
     now = early(of_run("", as_measured, server), found.until_s[0])
     rows = _rows(found.measured()[:1], [now, *(of_run("", run, server) for run in predicted)])

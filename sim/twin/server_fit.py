@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from twinserve.profiles.front_end import FrontEnd, save_front_end
-from twinserve.profiles.profile import Profile
+from twinserve.profiles.profile import Profile, ProfileError
+from twinserve.sim.report.metric_names import METRIC_NAMES
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
@@ -146,7 +147,10 @@ def fit_server(
             Load(early(of_measurement(one), until), partial(_simulated, each, server, file, until))
             for one, each, until in zip(found, inputs, until_s, strict=True)
         ]
-        fitted = _fit(loads, names, report, found, verb)
+        try:
+            fitted = _fit(loads, names, report, found, verb)
+        except ProfileError:
+            raise beyond(found, inputs, verb) from None
     return ServerFit(found, until_s, inputs, fitted, verb)
 
 
@@ -268,6 +272,20 @@ def _fit(
             f"few; give {serving_fit.BLOCKS * serving_fit.LEAST} or more with times"
             + "".join(f"; {one.path}: {said}" for one in found for said in one.notices)
         ) from None
+
+
+def beyond(found: Sequence[Measurement], inputs: Sequence[Inputs], verb: str) -> SettingsError:
+    """Return an error with the measured time that is furthest from the simulated ones."""
+    said = []
+    for one, load in zip(found, inputs, strict=True):
+        run = _simulated(load, False, Path(), np.inf, serving_fit.AS_IT_IS)
+        for metric, measured in (("ttft", one.ttft_s), ("tpot", one.tpot_s)):
+            known = float(np.nanmedian(run.latencies[metric]))
+            off = np.nan_to_num(np.abs(np.log(measured / known)), nan=-1.0)
+            row = int(off.argmax())
+            words = f"{METRIC_NAMES[metric]} is {measured[row]:.3g} s, simulated {known:.3g} s"
+            said.append((off[row], f"{one.path}: request {row + 1}: {words}"))
+    return SettingsError(f"{verb} {max(said)[1]}: too far off to fit; are all times seconds?")
 
 
 def _most_under_way(served: Served) -> int:

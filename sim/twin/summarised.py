@@ -19,7 +19,8 @@ _NEEDED = ("completed", "total_input_tokens", "total_output_tokens")
 
 def check_summary(found: Measurement) -> None:
     """Raise SettingsError if the file states too little to make a load of it."""
-    if lacks := [name for name in _NEEDED if not found.stated.get(name, 0.0) > 0]:
+    needed = [*_NEEDED, *["request_rate"] * ("max_concurrency" not in found.stated)]
+    if lacks := [name for name in needed if not found.stated.get(name, 0.0) > 0]:
         raise SettingsError(
             f"check {found.path}: has no single requests, and as a summary it lacks "
             f"{', '.join(lacks)}: run vllm bench serve with --save-detailed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import twinserve as ts
 from tests.commands import status
 from tests.sim.benched import bench
 from tests.sim.test_serving_fit import AS_IT_IS, PROFILE, SLOWER, load, served_by
+from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import BAD_INPUT, main
 from twinserve.sim.twin import serving_fit
 from twinserve.sim.twin.served import of_run
@@ -101,6 +103,32 @@ def test_too_much_is_said_and_can_be_believed(tmp_path, capsys, monkeypatch):
 def test_bad_input_is_one_line(words, says, file, capsys):
     code, said = check(capsys, file, *words)
     assert code == BAD_INPUT and says in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"total_input_tokens": None}, "as a summary it lacks total_input_tokens"),
+        ({"request_rate": None}, "as a summary it lacks request_rate"),
+        ({"total_output_tokens": None}, "field 'total_output_tokens' is missing"),
+        ({"mean_ttft_ms": -5.0}, "field 'mean_ttft_ms' is -5, below 0"),
+        ({}, r"request 4: TTFT is 2e-08 s, simulated 0\.\d+ s: too far off to fit"),
+    ],
+)
+def test_what_is_missing_or_cannot_be_is_named(changes, says, file, tmp_path, capsys, monkeypatch):
+    def no_factor(*given):
+        raise ProfileError("factor 1e-05 of prefill must be positive")
+
+    monkeypatch.setattr(serving_fit, "fit", no_factor)
+    content = json.loads(Path(file).read_text()) | {"request_rate": 8.0}
+    content["ttfts"][3] = 2e-8
+    if changes:
+        content = {k: v for k, v in content.items() if not isinstance(v, list)} | changes
+        content = {"completed": 60, "total_input_tokens": 9000, "mean_ttft_ms": 40.0} | content
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+    code, said = check(capsys, str(path), "--profile", PROFILE, "--at", "2x")
+    assert code == BAD_INPUT and re.search(says, said) and said.count("\n") == 1
 
 
 CLOSED = "vllm:num_prompts=60,max_concurrency=8,random_input_len=300,random_output_len=40"

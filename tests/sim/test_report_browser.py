@@ -145,6 +145,10 @@ def test_the_page_fits_its_width_loads_nothing_and_complains_of_nothing(window, 
         "return [...document.querySelectorAll('.wide')].map(t => [t.scrollWidth, t.clientWidth])"
     )
     assert all(0 < full <= shown for full, shown in window.run(inside))  # wrapped, or lists
+    window.open(page, 700)
+    window.turn(dark=False, media="print")
+    assert window.run("return document.documentElement.scrollWidth") <= 700
+    window.open(page, width)
     assert window.run("return performance.getEntriesByType('resource').length") == 0
     assert [m for m in window.errors() if "[bokeh" not in m] == []
     charts = window.run(

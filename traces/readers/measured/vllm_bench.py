@@ -53,6 +53,9 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     stated = numbers_of(content)
     if content.get("request_rate") == AT_ONCE:
         stated["request_rate"] = math.inf
+    for name, value in stated.items():
+        if value < 0:
+            raise WorkloadError(f"{path}: field '{name}' is {value:g}, below 0: measure again")
     notices = unused(list(content), (*COLUMNS, *SETTINGS, *stated))
     if "input_lens" not in content:
         notices.append("no single requests: run vllm bench serve with --save-detailed for them")
