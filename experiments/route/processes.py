@@ -27,13 +27,12 @@ class Process:
     """A command that serves on a port of its own, with all that it starts. PORT stands for the
     port in `command`. `start` runs the command again, on the same port."""
 
-    def __init__(self, command: Sequence[str] | str) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         self.url = f"http://127.0.0.1:{port}"
-        words = shlex.split(command) if isinstance(command, str) else command
-        self._command = [word.replace(PORT, port) for word in words]
+        self._command = [word.replace(PORT, port) for word in command]
         self.start()
 
     def start(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import shlex
 import tempfile
 import time
 import urllib.request
@@ -36,53 +35,50 @@ from twinserve.experiments.route.processes import (
 from twinserve.sim.fleet.routers.registry import parse_router
 from twinserve.sim.results.routing import read_routing
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
-from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin.reroute import reroute
 from twinserve.sim.twin.served import of_run
-from twinserve.traces.workload import Workload
 
-_READY_S = 600.0  # a real server loads its model meanwhile
+_READY_S = 600.0
 _COUNTS = ("failed", "moved", "sent")  # metrics that are numbers of requests
 SIMULATED = "simulated"
 
 
-LOAD = {"trace": "sharegpt", "rate": 3.0, "requests": 60, "cap_length": 300}
+# prompts begin with one of twelve texts, so that a pick decides what is found in a cache
+LOAD = {"trace": "stages:4x40,lengths=sharegpt,system=512x12", "cap_length": 800}
 
 
 def twin(
     repeats: int,
-    profile: str = "llama-3.1-70b@a100-80g:tp4",
-    front_end: str = "none",
-    server: str | None = None,
+    profile: str = "llama-3.1-70b@h100:tp4",
+    front_end: str = "vllm",
     workers: int = 2,
-    router: str = "vllm-dp",
-    kill_at_s: float = 8.0,
+    router: str = "sglang",
+    kill_at_s: float = 20.0,
     down_s: float = 4.0,
     **settings: Any,
 ) -> list[dict[str, Any]]:
     """A row of metrics for each live run behind `twinserve route`, and one of the simulation.
+    Servers are those of `twinserve emulate`: vLLM whose steps take the profile's times. They, the
+    front and the clients go before other programs, where the host allows it.
 
-    server    command that starts a real server, with {port} where its port belongs; None:
-              `twinserve emulate`, vLLM whose steps take the profile's times
     kill_at_s when the last server is killed with SIGKILL, and down_s: seconds after which its
               command is started again. When it is up is measured
     settings  of `simulate`, instead of `LOAD`
     """
     require_libraries()
-    if server is None:
-        emulated = [*TWINSERVE, "emulate", "--profile", profile, "--port", PORT]
-        server = shlex.join([*emulated, "--no-prefix-caching"])
-    # caches hold nothing in both: each live prompt is another one
-    settings = LOAD | {"profile": profile, "prefix_caching": False} | settings
-    workload = resolve(SimulationConfig(**settings)).workload
+    server = [*TWINSERVE, "emulate", "--profile", profile, "--port", PORT]
+    server += ["--", "--enable-prompt-tokens-details"]
+    settings = LOAD | {"profile": profile} | settings
+    inputs = resolve(SimulationConfig(**settings))
     rows = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = [Process(server) for _ in range(workers)]
         for one in servers:
             stack.callback(one.kill)
-        live = _Live([one.wait() for one in servers], router, workload, kill_at_s, down_s)
+        live = _Live([one.wait() for one in servers], router, inputs, kill_at_s, down_s)
         for repeat in range(repeats):
             record = folder / f"{repeat}.jsonl.gz"
             found = live.run(settings.get("seed", 0) * 1000 + repeat, record)
@@ -101,13 +97,15 @@ class _Live:
 
     servers: list[Process]
     router: str
-    workload: Workload
+    inputs: Inputs
     kill_at_s: float
     down_s: float
     up_s: float = math.nan
 
     def run(self, seed: int, record: Path) -> dict[str, float]:
-        from twinserve.backends.live.measure.replayed import drawn_prompts, replayed
+        from twinserve.backends.live.measure.replayed import prompts_of, replayed
+        from twinserve.backends.live.serving.client import ahead_of_others
+        from twinserve.backends.live.serving.process import put_ahead
 
         # as soon as it can be: the simulated router learns of it at once
         often = ["--health-interval", "0.2", "--health-timeout", "30"]  # busy is not dead
@@ -118,16 +116,21 @@ class _Live:
             with urllib.request.urlopen(f"{self.servers[0].url}/v1/models", timeout=30) as answer:
                 model = json.load(answer)["data"][0]["id"]
             _until(lambda: sum(_up(front)) == len(self.servers))
-            killing = self._failure(front)
-            prompts = drawn_prompts(self.workload, seed)
-            seen = asyncio.run(replayed(front.url, model, self.workload, prompts, beside=killing))
+            for process in (front, *self.servers):
+                put_ahead(process.pid)
+            killing, workload = self._failure(front), self.inputs.workload
+            # of another seed each time, so that caches hold nothing of earlier runs
+            prompts = prompts_of(workload, self.inputs.hardware.block_tokens, seed)
+            with ahead_of_others():
+                seen = asyncio.run(replayed(front.url, model, workload, prompts, beside=killing))
             said = page(front.url)
         finally:
             front.end()
         again = [labelled(said, f"{name}_total") for name in ("migrations", "retries")]
         picks = labelled(said, "picks_total")
         return {
-            **metrics(seen.latencies(), len(self.workload)),
+            **metrics(seen.latencies(), len(workload)),
+            **_hits(seen.cached, workload.prompt_tokens),
             "up again, s": self.up_s,
             "moved": sum(sum(counts.values()) for counts in again),
             **{f"sent to {i + 1}": picks[one.url] for i, one in enumerate(self.servers)},
@@ -167,9 +170,17 @@ def simulated(config: SimulationConfig) -> dict[str, float]:
     sent = np.bincount(where, minlength=config.replicas)
     return {
         **metrics(of_run("simulated", result).latencies, len(requests)),
+        **_hits(requests["hit_tokens"].to_numpy(float), requests["prompt_tokens"].to_numpy(float)),
         "moved": float(len(where) - len(requests)),
         **{f"sent to {i + 1}": float(n) for i, n in enumerate(sent)},
     }
+
+
+def _hits(cached: np.ndarray, prompts: np.ndarray) -> dict[str, float]:
+    """Of prompts whose server said what it found cached, in all."""
+    told = ~np.isnan(cached)
+    share = cached[told].sum() / prompts[told].sum() if told.any() else math.nan
+    return {"prefix hits, %": 100 * float(share)}
 
 
 def metrics(latencies: Mapping[str, np.ndarray], requests: int) -> dict[str, float]:

@@ -18,12 +18,11 @@ import pandas as pd
 from twinserve.backends.live.emulate.model import VOCAB, write_model
 from twinserve.backends.live.emulate.pace import Lateness
 from twinserve.backends.live.emulate.serve import engine_arguments
-from twinserve.backends.live.engine.prompts import PromptTexts
-from twinserve.backends.live.measure.replayed import Seen, replayed
-from twinserve.backends.live.serving.process import CPU_ENGINE, ServerProcess
+from twinserve.backends.live.measure.replayed import Seen, prompts_of, replayed
+from twinserve.backends.live.serving.client import ahead_of_others
+from twinserve.backends.live.serving.process import CPU_ENGINE, ServerProcess, put_ahead
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.registry import PolicySpec
-from twinserve.sim.fleet.prefix_index import content_ids
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics_requests import RequestColumns
 from twinserve.sim.results.schemas import ENGINE_ARRIVAL
@@ -138,21 +137,20 @@ def check_served(inputs: Inputs) -> None:
 
 def serve_emulated(inputs: Inputs, spec: PolicySpec) -> EmulatedServer:
     """Start `vllm serve` on the GPU of `inputs`, send the workload in wall time, stop the server.
+    Server and clients go before other programs, where the host allows it.
     LiveEngineError, one line, where it does not start or an answer is lost."""
     check_served(inputs)
     workload, block = inputs.workload, inputs.hardware.block_tokens
-    texts = PromptTexts(VOCAB, block, inputs.config.seed)
-    prompts = [
-        texts.tokens(workload.ids[row], int(n), content_ids(workload, row, block))
-        for row, n in enumerate(workload.prompt_tokens)
-    ]
+    prompts = prompts_of(workload, block, inputs.config.seed, VOCAB)
     ours = spec.name != "vllm"
     further = [{"vllm_xargs": _said(inputs, row)} if ours else {} for row in range(len(workload))]
     with tempfile.TemporaryDirectory(prefix="twinserve-") as folder:
         server = _start(inputs, spec, Path(folder))
         try:
             server.wait(300.0)
-            seen = asyncio.run(replayed(server.url, server.name, workload, prompts, further))
+            put_ahead(server.process.pid)
+            with ahead_of_others():
+                seen = asyncio.run(replayed(server.url, server.name, workload, prompts, further))
             # asked, not read from its last words: on a busy host a server is killed before these
             lateness = Lateness(**server.called("lateness"))
         finally:

@@ -69,8 +69,10 @@ def test_emulated_servers_and_the_simulation(tmp_path):
     assert not table.loc["live 1", ["other views", "other picks"]].any()
     assert (table["failed"] == 0).all() and table.index.tolist() == ["live 1", "simulated"]
     assert (table[["sent to 1", "sent to 2"]].sum(axis=1) == 12 + table["moved"]).all()
+    assert (table[["moved", "sent to 1", "sent to 2"]] > 0).all(axis=None)
     live, simulated = (table.loc[run, "tpot p50, ms"] for run in table.index)
     assert live > 0.98 * simulated
+    assert (table["prefix hits, %"] > 5).all()
 
 
 @pytest.mark.nightly

@@ -1,5 +1,6 @@
-"""Our scheduler class in a vLLM engine of this process: what it plans is what vLLM does, however
-requests end."""
+"""Our scheduler classes in a vLLM engine of this process: what they plan is what vLLM does, however
+requests end, and also if a step is planned before the last one's tokens are known. The GPU is
+emulated, and its steps take no time: what answers say is `test_live_identity.py`'s."""
 
 from __future__ import annotations
 
@@ -9,14 +10,17 @@ from collections.abc import Iterator
 import pytest
 
 from tests.identity.release import with_own_rules
-from tests.parameters import mostly_nightly
-from twinserve.backends.live.engine import tiny_model
+from twinserve.backends.live.emulate.model import VOCAB, write_model
+from twinserve.backends.live.emulate.settings import EXECUTOR, KEY, WORKER, emulated
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.planned import PlannedStep
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import resolve_hardware
+from twinserve.sim.setup.serving import scheduler_class
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
-SCHEDULER = "twinserve.backends.live.serving.scheduler.PolicyScheduler"
+PROFILE = "llama-3.1-8b@h100"
 BLOCKS, SEATS, SIZE, LONGEST = 40, 10, 32, 448
 # Who keeps prefixes by vLLM's rules, or none, has the engine's pool to the block; the others' pool
 # never binds. Whole prompts of bros do not go into one step of this engine (96 tokens), so their
@@ -50,23 +54,47 @@ CASES = {
 }
 
 
+class NoTime:
+    """A pace of which no step takes time."""
+
+    def launch(self, seconds: float, goes_on: bool) -> float:
+        return 0.0
+
+    def wait(self, end_s: float) -> None:
+        pass
+
+
 class Served:
     """The engine, its scheduler, and what its requests were told."""
 
-    def __init__(self, case: str, model) -> None:
+    def __init__(self, case: str, asynchronous: bool, folder) -> None:
         options, blocks = CASES[case]
+        config = SimulationConfig(
+            profile=PROFILE, num_blocks=blocks, block_tokens=SIZE, async_scheduling=asynchronous
+        )
+        hardware = resolve_hardware(config)
+        gpu = emulated(config, hardware).model_dump()
+        options = {"clients": "trusted", KEY: gpu, **with_own_rules(options)}
         settings = LiveSettings(
-            model,
+            write_model(folder, hardware.profile.llm, LONGEST, VOCAB),
             blocks,
             SIZE,
             SEATS,
             96,
             LONGEST,
+            weights="dummy",
+            dtype="bfloat16",
             prefix_caching=True,
-            scheduler=SCHEDULER,
-            extra={"additional_config": {"clients": "trusted", **with_own_rules(options)}},
+            scheduler=scheduler_class(asynchronous),
+            extra={
+                "worker_cls": WORKER,
+                "distributed_executor_backend": EXECUTOR,
+                "additional_config": options,
+            },
         )
+        self.asynchronous = asynchronous
         self.engine = VllmEngine(settings)
+        self.engine.worker.pace = NoTime()
         self.core = self.engine._client.engine_core
         self.scheduler = self.engine.scheduler
         self.decider = self.scheduler.decider
@@ -74,6 +102,8 @@ class Served:
         self.answers: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
         self.sent = 0
+        self.now = 0.0  # seconds; what is planned by time is the same on every machine
+        self.scheduler.now = lambda: self.now
 
     def send(
         self, prompt: list[int], output_tokens: int, attributes: dict | None = None, **sampling
@@ -118,8 +148,16 @@ class Served:
     def step(self) -> None:
         if not self.scheduler.has_requests():
             return
-        self.engine.step(PlannedStep())
+        self.cycle()
         self.decider.check()
+
+    def cycle(self) -> None:
+        self.now += 0.004
+        answer = self.engine.step(PlannedStep())
+        for name, tokens in answer.tokens.items():
+            self.answers[name] += tokens
+        for name in answer.finished:
+            self.reasons[name] = "finished"
 
     def drain(self) -> None:
         for _ in range(4000):
@@ -131,25 +169,19 @@ class Served:
         raise AssertionError(f"{self.open} do not end")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model.write_model(tmp_path_factory.mktemp("tiny_llama"))
+DAILY = [("vllm", False), ("bros", True), ("fit", False), ("fit", True)]
+KINDS = [(case, asynchronous) for case in CASES for asynchronous in (False, True)]
 
 
-@pytest.fixture(scope="module", params=mostly_nightly(CASES, "vllm", "bros", "fit"))
-def served(request, vllm, model) -> Iterator[Served]:
-    served = Served(request.param, model)
-    collect = served.engine.step
-
-    def step(planned):
-        answer = collect(planned)
-        for name, tokens in answer.tokens.items():
-            served.answers[name] += tokens
-        for name in answer.finished:
-            served.reasons[name] = "finished"
-        return answer
-
-    served.engine.step = step
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, id="-".join((kind[0], "ahead" if kind[1] else "in turn")), marks=marks)
+        for kind, marks in ((k, () if k in DAILY else pytest.mark.nightly) for k in KINDS)
+    ],
+)
+def served(request, vllm, tmp_path_factory) -> Iterator[Served]:
+    served = Served(*request.param, tmp_path_factory.mktemp("model"))
     try:
         yield served
     finally:
@@ -157,15 +189,15 @@ def served(request, vllm, model) -> Iterator[Served]:
 
 
 def text(rng: random.Random, tokens: int) -> list[int]:
-    return [rng.randrange(1, tiny_model.VOCAB) for _ in range(tokens)]
+    return [rng.randrange(1, VOCAB) for _ in range(tokens)]
 
 
 def test_the_engine_does_what_is_planned(served):
     rng = random.Random(5)
-    shared, prompts, lengths = text(rng, 128), {}, {}
+    shared, prompts, lengths, stops = text(rng, 128), {}, {}, {}
     before = served.stats.preempted
-    while len(prompts) < 70 or served.open:
-        if len(prompts) < 70 and rng.random() < 0.4:
+    while len(prompts) < 120 or served.open:
+        if len(prompts) < 120 and rng.random() < 0.4:
             prompt = shared[: SIZE * rng.randrange(5)] + text(rng, rng.randrange(1, 150))
             told = [
                 name
@@ -181,8 +213,9 @@ def test_the_engine_does_what_is_planned(served):
                 "app": rng.choice("ab"),
             }
             tokens = rng.randrange(1, 60)
-            name = served.send(prompt[: LONGEST - 60], tokens, attributes)
-            prompts[name], lengths[name] = prompt[: LONGEST - 60], tokens
+            some = rng.sample(range(VOCAB), 200) if rng.random() < 0.5 else []
+            name = served.send(prompt[: LONGEST - 60], tokens, attributes, stop_token_ids=some)
+            prompts[name], lengths[name], stops[name] = prompt[: LONGEST - 60], tokens, some
         if served.open and rng.random() < 0.03:
             served.hang_up(rng.choice(served.open))
         served.step()
@@ -190,8 +223,9 @@ def test_the_engine_does_what_is_planned(served):
     assert served.scheduler.drift == 0, served.scheduler.first_drift
     assert served.decider.restarts == 0
     finished = [name for name in prompts if served.reasons[name] == "finished"]
-    assert all(len(served.answers[name]) == lengths[name] for name in finished)
-    assert len(finished) > 30
+    early = [name for name in finished if len(served.answers[name]) < lengths[name]]
+    assert all(served.answers[name][-1] in stops[name] for name in early)
+    assert len(finished) > 60 and len(early) > 10
     assert len(finished) < len(prompts)  # somebody did hang up
     assert served.stats.preempted > before
     assert served.decider.core.ledger.num_blocks == BLOCKS
@@ -271,7 +305,10 @@ def test_pausing_and_emptying_the_cache(served):
         served.step()
     served.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     so_far = len(served.answers[again])
-    served.engine.step(PlannedStep())
+    if served.asynchronous:  # the step under way
+        served.cycle()
+        so_far += 1
+    served.cycle()
     assert len(served.answers[again]) == so_far
     served.scheduler.set_pause_state(PauseState.UNPAUSED)
     served.drain()
@@ -298,3 +335,12 @@ def test_what_the_engine_does_by_itself_is_counted_and_mended(served):
     assert served.decider.restarts > restarts
     assert served.answers[name] == served.answers[alone]
     assert len(served.answers[other]) == 10
+
+
+def test_an_engine_of_the_other_kind_is_refused(served):
+    from twinserve.backends.live.serving.engine import unsupported
+
+    config, ahead = served.scheduler.vllm_config, served.asynchronous
+    assert unsupported(config, asynchronous=ahead) == ""
+    flag = "--no-async-scheduling" if ahead else "--async-scheduling"
+    assert flag in unsupported(config, asynchronous=not ahead)

@@ -53,6 +53,7 @@ def served(late: int, sent_late_s: float = 0.004):
         sent_s=np.array([10.0, 20.0]) + sent_late_s,
         first_s=np.array([10.6, 20.5]),
         last_s=np.array([11.0, 20.5]),
+        cached=np.zeros(2),
         tokens=np.array([3, 1]),
     )
     lines = [  # in the order in which they ended

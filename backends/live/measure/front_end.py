@@ -24,7 +24,7 @@ from vllm.benchmarks.lib.endpoint_request_func import (
 from twinserve.backends.live.emulate.model import write_model
 from twinserve.backends.live.emulate.serve import engine_arguments
 from twinserve.backends.live.serving.client import ahead_of_others
-from twinserve.backends.live.serving.process import CPU_ENGINE, NAME, ServerProcess
+from twinserve.backends.live.serving.process import CPU_ENGINE, NAME, ServerProcess, put_ahead
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.profiles.measured.front_end import Exchange, Load
 from twinserve.sim.setup.config import SimulationConfig
@@ -89,19 +89,20 @@ def measure_front_end(
     server = _start(folder, tokenizer, max_model_len, stamps)
     try:
         server.wait(300.0)
+        put_ahead(server.process.pid)
         client = _Client(server, seed)
         for traffic in WARM_UP:
             client.ask(traffic)
         warm, singles = sum(traffic.requests for traffic in WARM_UP), []
+        loads = []
         with ahead_of_others():
             for number in range(single_rounds):
                 shown(0.4 * number / single_rounds, "single requests")
                 for length in rng.permutation(lengths).tolist():
                     singles += client.ask(Traffic(1, length, SINGLE_TOKENS, 1))
-        loads = []
-        for number in range(load_rounds):
-            shown(0.4 + 0.6 * number / load_rounds, "loads")
-            loads += [client.load(traffic) for traffic in LOADS]
+            for number in range(load_rounds):
+                shown(0.4 + 0.6 * number / load_rounds, "loads")
+                loads += [client.load(traffic) for traffic in LOADS]
     finally:
         server.stop()
     lines = [json.loads(line) for line in stamps.read_text().splitlines()][warm:]

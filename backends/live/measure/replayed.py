@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -13,20 +12,24 @@ from dataclasses import dataclass
 import aiohttp
 import numpy as np
 
+from twinserve.backends.live.engine.prompts import PromptTexts
+from twinserve.sim.fleet.prefix_index import content_ids
 from twinserve.traces.workload import Workload
 
-_VOCABULARY = range(5, 400)  # token ids that any model has
+_VOCAB = 400  # token ids below it are those of any model
 
 
 @dataclass(frozen=True)
 class Seen:
     """By time.monotonic(), an entry a request: when it was due, when it was sent, when its first
-    token and its last came; NaN without all tokens. tokens: that were asked for."""
+    token and its last came; NaN without all tokens. tokens: that were asked for; cached: of the
+    prompt, found in a cache, NaN if the server does not say (--enable-prompt-tokens-details)."""
 
     due_s: np.ndarray
     sent_s: np.ndarray
     first_s: np.ndarray
     last_s: np.ndarray
+    cached: np.ndarray
     tokens: np.ndarray
 
     def latencies(self) -> dict[str, np.ndarray]:
@@ -39,10 +42,15 @@ class Seen:
         return {"ttft": first - due, "tpot": (last - first) / gaps, "e2el": last - due}
 
 
-def drawn_prompts(workload: Workload, seed: int) -> list[list[int]]:
-    """Token ids, so that no two requests begin alike."""
-    draws = random.Random(seed)
-    return [draws.choices(_VOCABULARY, k=n) for n in workload.prompt_tokens.tolist()]
+def prompts_of(
+    workload: Workload, block_tokens: int, seed: int, vocab: int = _VOCAB
+) -> list[list[int]]:
+    """Token ids, alike where the workload's prefix blocks are."""
+    texts = PromptTexts(vocab, block_tokens, seed)
+    return [
+        texts.tokens(workload.ids[row], int(n), content_ids(workload, row, block_tokens))
+        for row, n in enumerate(workload.prompt_tokens)
+    ]
 
 
 async def replayed(
@@ -76,7 +84,7 @@ async def replayed(
     begin = time.monotonic() + 0.5
     due = begin + workload.arrival_s
 
-    async def one(row: int) -> tuple[float, float, float]:
+    async def one(row: int) -> tuple[float, ...]:
         await asyncio.sleep(max(due[row] - time.monotonic(), 0.0))
         sent_s = time.monotonic()
         return sent_s, *await _ask(session, url, bodies[row], {"X-Request-Id": str(row)})
@@ -87,14 +95,14 @@ async def replayed(
         asked = [one(row) for row in range(len(bodies))]
         more = [] if beside is None else [beside(begin)]
         answers = (await asyncio.gather(*asked, *more))[: len(bodies)]
-    return Seen(due, *np.array(answers).reshape(-1, 3).T, workload.output_tokens)
+    return Seen(due, *np.array(answers).reshape(-1, 4).T, workload.output_tokens)
 
 
 async def _ask(
     session: aiohttp.ClientSession, url: str, body: dict, headers: dict
-) -> tuple[float, float]:
-    """When the first token and the last came; NaN without all tokens."""
-    first_s, last_s, tokens, ended = math.nan, math.nan, 0, False
+) -> tuple[float, float, float]:
+    """When the first token and the last came, and what was cached; NaN without all tokens."""
+    first_s, last_s, cached, tokens, ended = math.nan, math.nan, math.nan, 0, False
     try:
         async with session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
             async for line in response.content:
@@ -109,7 +117,9 @@ async def _ask(
                     last_s = now
                 if usage := event.get("usage"):
                     tokens = usage["completion_tokens"]
+                    details = usage.get("prompt_tokens_details") or {}
+                    cached = details.get("cached_tokens", math.nan)
     except (aiohttp.ClientError, OSError, TimeoutError):
-        return math.nan, math.nan
+        tokens = -1
     whole = ended and tokens == body["max_tokens"]
-    return (first_s, last_s) if whole else (math.nan, math.nan)
+    return (first_s, last_s, cached) if whole else (math.nan,) * 3
