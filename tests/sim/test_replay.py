@@ -251,7 +251,6 @@ GENERATORS = {"default_rng", "RandomState", "Random"}
 UNSEEDED = {
     "backends/live/route/front.py": {"uuid"},  # names of real clients' requests
     "experiments/route/clients.py": {"random"},  # random.Random(1)
-    "backends/live/measure/replayed.py": {"random"},
     "experiments/route/troubled.py": {"random"},
     "traces/anonymise.py": {"secrets"},  # a salt that nobody knows; a salt that is given seeds all
     "traces/generators/in_a_line.py": {"random"},  # random.Random(seed), as vLLM's client draws
