@@ -116,7 +116,7 @@ class RecordedAcceptance:
         return found
 
     def ahead(self, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """int64[n]: drafts found for these requests; 0 where the request ended."""
+        """int64[n]: drafts found for these requests; 0 if the request ended."""
         places = zip(keys.tolist(), positions.tolist(), strict=True)
         return np.array([self._found.get(place, 0) for place in places], np.int64)
 

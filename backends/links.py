@@ -92,7 +92,7 @@ class PcieLink:
         """Return the ports between two places. Raises ValueError if the link does not join them."""
         path = self._paths.get((source, target))
         if path is None:
-            raise ValueError(f"no way from {source} to {target}: PCIe joins device and host")
+            raise ValueError(f"no link from {source} to {target}: PCIe joins device and host")
         return path
 
     def transfer(

@@ -1,6 +1,6 @@
 """The plain twin of `columns.pyx`: a step's book-keeping in the columns of a RequestTable.
 
-`requests` is the table, rows are int64[n] and distinct, tokens int64[n] beside them.
+`requests` is the table, rows are int64[n] and distinct, tokens int64[n] for these rows.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def emitting(requests, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 def leaving(
     requests, rows: np.ndarray, emitting: np.ndarray, outputs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """The rows that emit; how many of their `outputs` (by row, tokens in all) each still gets; and
-    the least of these, 0 where no row emits."""
+    """Return the rows that emit; how many of their `outputs` (by row, tokens in all) each still
+    gets; and the least of these, 0 if no row emits."""
     emitted = rows if np.count_nonzero(emitting) == len(rows) else rows[emitting]
     left = outputs[emitted] - requests.output_tokens[emitted]
     return emitted, left, min(left.tolist(), default=0)

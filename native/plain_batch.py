@@ -26,8 +26,8 @@ def totals(
 def next_tokens(
     requests, rows: np.ndarray, chunk: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What each row computes next: whether that is of a prompt (bool[n]), how many tokens, at most
-    `chunk` where it is above 0, and with them how many are resident."""
+    """Return what each row computes next: bool[n], of a prompt or not; how many tokens, at most
+    `chunk` if that is above 0; and the resident tokens with them."""
     computed, emitted = requests.computed_tokens[rows], requests.output_tokens[rows]
     left = requests.prompt_tokens[rows] + emitted - computed
     new = np.minimum(left, chunk) if chunk else left
@@ -35,8 +35,8 @@ def next_tokens(
 
 
 def due(requests, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Since when each row waits for its next token, and how long it may; seconds, infinite where it
-    has no objective."""
+    """Since when each row waits for its next token, and for how long it may; seconds, infinite
+    without an objective."""
     started = requests.output_tokens[rows] > 0
     since = np.where(started, requests.last_token_s[rows], requests.arrival_s[rows])
     slo = np.where(started, requests.slo_tpot_s[rows], requests.slo_ttft_s[rows])
@@ -51,8 +51,8 @@ def residual(requests, rows: np.ndarray, now: float, lead: float) -> np.ndarray:
 
 
 def split(requests, rows: np.ndarray, missing: np.ndarray) -> tuple[tuple, tuple]:
-    """Rows that compute the one token after their last, and the others: of each kind the rows,
-    their tokens that are left to compute, those that are computed, and `missing` (int64[n])."""
+    """Return the rows that compute one token after their last, and the others. Of each kind: rows,
+    tokens left to compute, computed tokens, and `missing` (int64[n])."""
     computed, emitted = requests.computed_tokens[rows], requests.output_tokens[rows]
     left = requests.prompt_tokens[rows] + emitted - computed
     columns, decode = (rows, left, computed, missing), (left == 1) & (emitted > 0)

@@ -28,7 +28,7 @@ class ApplicationOrder(ABC):
 
     @abstractmethod
     def application(self, application: Application) -> float | None:
-        """The stamp of an application that arrives; None where its requests are to be stamped one
+        """The stamp of an application that arrives; None if its requests are to be stamped one
         by one."""
 
     @abstractmethod

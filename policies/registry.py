@@ -154,7 +154,7 @@ class PolicySpec:
         return self.kv or self.policy.default_kv
 
     def build(self, limits: EngineLimits, estimator: BatchEstimator | None = None) -> Policy:
-        """A new policy with these options. Raises PolicyError where it cannot serve `limits`."""
+        """A new policy with these options. Raises PolicyError if it cannot serve `limits`."""
         return self.policy(limits, self.given, estimator)
 
 

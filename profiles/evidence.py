@@ -10,7 +10,7 @@ computes them). `expected_errors` finds the marks nearest to a profile for each 
 
 Nearest first: this engine; its GPU; GPUs of its family; as soon as there are ENOUGH. Marks of other
 engines count with the errors of constants that had not seen them. Dense models and mixtures of
-experts say nothing of each other, nor does one rank of many. Where nothing is near, the error is
+experts say nothing of each other, nor does one rank of many. If nothing is near, the error is
 not known, and the largest seen anywhere stands for it. Every mark is of 16 bits: quantised models
 and mixtures have the errors on servers of other people, by kind. An error is the largest of the
 marks found: a mark is a mean over steps of one size, so what errs there errs in every such step.
@@ -175,7 +175,7 @@ def marks() -> tuple[Mark, ...]:
 
 
 def expected_errors(profile: Profile, form: str | None = None, decodes: int = 0) -> ExpectedErrors:
-    """Of the profile's step times. Where it is off on purpose, those of the profile before that.
+    """Of the profile's step times. If it is off on purpose, those of the profile before that.
 
     form     of step times of this form (of FORMS) in their place
     decodes  most requests that decode at once. Beyond what was measured, the errors on what was
@@ -239,7 +239,7 @@ def _expected(profile: Profile, kind: str, form: str) -> StepError:
 
 
 def _of_servers(profile: Profile, kind: str, form: str) -> StepError | None:
-    """Of models of its kind on the GPU's family; None where no server had such."""
+    """Of models of its kind on the GPU's family; None if no server had such."""
     if profile.llm.kv_dtype_bytes is not None and profile.llm.weights is None:
         return None
     step, family = "prefill" if kind == "prefill" else "decode", profile.gpu.family

@@ -29,7 +29,9 @@ from twinserve.profiles.specs import STRICT, ProfileError, one_line, read_json
 def _without_steps(terms: dict) -> dict:
     """Version 1 had times in decode steps, and how much repeats differed."""
     if terms.get("response_steps"):
-        raise ProfileError("its response_steps are not read any more; measure the front end again")
+        raise ProfileError(
+            "its response_steps are no longer supported; measure the front end again"
+        )
     gone = ("response_steps", "spread")
     return {name: term for name, term in terms.items() if name not in gone}
 

@@ -42,7 +42,7 @@ def gpu_of_label(text: str) -> str | None:
 
 
 def machine_of_label(text: str) -> tuple[str, int | None] | None:
-    """GPU of an instance type, and how many of them it has; None where that is not said."""
+    """GPU of an instance type, and how many of them it has; None if that is not said."""
     word = re.sub(r"[\s_]+", "-", text.strip().lower()).removeprefix("standard-")
     family, dot, size = word.partition(".")
     if family in _AWS:

@@ -245,7 +245,7 @@ def with_blocks_of_log(
 
 def with_kv_bytes(profile: Profile, nbytes: int, engine_version: str | None = None) -> Profile:
     """The engine with so many bytes of KV memory on each rank (`--kv-cache-memory-bytes`).
-    ProfileError where they hold no block, or are more than the GPU has."""
+    ProfileError if they hold no block, or are more than the GPU has."""
     if nbytes > profile.gpu.memory_bytes:
         raise ProfileError(
             f"{profile.name}: --kv-cache-memory-bytes {nbytes} is more than the "
@@ -262,7 +262,7 @@ def with_kv_bytes(profile: Profile, nbytes: int, engine_version: str | None = No
 
 
 def _check_fits(profile: Profile, path: Path, tokens: int) -> None:
-    """ProfileError where a log's KV cache is more than the whole GPU: it is of another engine."""
+    """ProfileError if a log's KV cache is more than the whole GPU: it is of another engine."""
     if not _moves_by_terms(profile) or prints_longest(profile.llm, profile.server_flags.release):
         return
     memory = profile.gpu.memory_bytes * profile.pp
@@ -278,7 +278,7 @@ def _check_fits(profile: Profile, path: Path, tokens: int) -> None:
 def _with_terms_of_log(
     profile: Profile, path: Path, log: StartLog, moved: bool, more: dict
 ) -> tuple[Profile, tuple[str, ...]]:
-    """KV memory derived with the terms that the log has. ProfileError where it has none, or where
+    """KV memory derived with the terms that the log has. ProfileError if it has none, or where
     another utilisation was asked for, which these do not settle."""
     if moved and (log.sizes or log.block_counts or log.available is not None):
         raise ProfileError(

@@ -90,7 +90,8 @@ def _ranks(said: str, text: str) -> dict[str, int]:
         kind, number = part.rstrip("0123456789"), part.lstrip("abcdefghijklmnopqrstuvwxyz")
         if kind == "ep" and number:
             raise ProfileError(
-                f"{text!r}: experts lie on all ranks of :tpN and :dpN; write :ep without a number"
+                f"{text!r}: experts are spread over all ranks of :tpN and :dpN; write :ep "
+                "without a number"
             )
         if kind not in found or (kind != "ep" and not 1 <= int(number or 0) <= MOST_RANKS):
             raise ProfileError(
@@ -98,7 +99,7 @@ def _ranks(said: str, text: str) -> dict[str, int]:
                 "of experts :dpN and :ep"
             )
         if sum(other.rstrip("0123456789") == kind for other in given) > 1:
-            raise ProfileError(f"{text!r}: {kind} is there twice; keep one of them")
+            raise ProfileError(f"{text!r}: {kind} is given twice; keep one of them")
         found[kind] = int(number or 1)
     return found
 

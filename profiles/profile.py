@@ -290,7 +290,7 @@ class Profile(BaseModel):
 
     @property
     def loop_s(self) -> float:
-        """Seconds between two steps of a live run, in our own loop (`HostTimes.loop_s`); 0 where
+        """Seconds between two steps of a live run, in our own loop (`HostTimes.loop_s`); 0 if
         that was not measured."""
         host = getattr(self.step_model, "host", None)  # of measured engines alone
         return host.loop_s if host else 0.0
@@ -302,19 +302,21 @@ class Profile(BaseModel):
         return isinstance(self.step_model, (RooflineForm, OperatorForm))
 
     def check_shared_prefix(self) -> None:
-        """Raises ProfileError where its form cannot tell what reading less KV would save, and for
+        """Raises ProfileError if its form cannot tell what reading less KV would save, and for
         latent attention: its decodes may take as long as they multiply, which are not shared."""
         if self.dp > 1:
             raise ProfileError(
-                f"--shared-prefix: not for the data-parallel ranks of {self.name}; drop it"
+                "--shared-prefix: is not simulated on the data-parallel ranks of "
+                f"{self.name}; drop it"
             )
         if self.pp > 1:
             raise ProfileError(
-                f"--shared-prefix: not for the pipeline stages of {self.name}; drop it"
+                f"--shared-prefix: is not simulated on the pipeline stages of {self.name}; drop it"
             )
         if self.llm.latent is not None:
             raise ProfileError(
-                f"--shared-prefix: not for the latent attention of {self.llm.name}; drop it"
+                "--shared-prefix: is not simulated for the latent attention of "
+                f"{self.llm.name}; drop it"
             )
         if not isinstance(self.step_model, (RooflineForm, OperatorForm)):
             raise ProfileError(
@@ -503,7 +505,7 @@ def _read(data: dict, where: str) -> Profile:
     """A profile as a file has it."""
     if "model_type" in data or "architectures" in data:
         raise ProfileError(
-            f"{where}: is a model's config.json, no profile; name its GPU as well: {where}@h100"
+            f"{where}: is a model's config.json, not a profile; name its GPU as well: {where}@h100"
         )
     return _validated(PROFILE.read(data, where, ProfileError), where)
 

@@ -45,7 +45,7 @@ def check_ranks(
             f"{dp}, and give --replicas {dp}"
         )
     if ep and llm.experts > MOST_EXPERTS:
-        raise ProfileError(f"{llm.name}: :ep is known of {MOST_EXPERTS:,} experts a layer at most")
+        raise ProfileError(f"{llm.name}: :ep is simulated up to {MOST_EXPERTS:,} experts a layer")
     linked = _LINKED.get(gpu, SERVER)
     if links and tp * dp > linked:
         ranks = f"tp{tp} x dp{dp} ranks share experts," if dp > 1 else f"tp{tp}: these are"
@@ -133,7 +133,7 @@ def _check_scales(
 def _refuse_scales(llm: ModelSpec, weights: WeightFormat, what: str, part: tuple[int, int]) -> None:
     width, ranks = part
     gptq = weights.name.startswith("gptq")
-    verdict = "no kernel of vLLM reads that right" if gptq else "vLLM refuses that"
+    verdict = "no vLLM kernel reads that correctly" if gptq else "vLLM refuses that"
     shared = weights.group or weights.block
     each = f"over {ranks} ranks is {width // ranks:,} each, " if ranks > 1 else "is "
     advice = "choose a smaller tp" if ranks > 1 else "choose another format or group size"

@@ -74,8 +74,8 @@ def _operators(profile: Profile) -> Profile:
     """Shipped under the other name of the engine, or made now."""
     if profile.splits_beyond_tp:
         raise ProfileError(
-            "--step-times operators: kernel tables know no ranks that share experts, and no stages "
-            f"({profile.name}); choose --step-times roofline"
+            "--step-times operators: kernel tables lack ranks that share experts, and pipeline "
+            f"stages ({profile.name}); choose --step-times roofline"
         )
     engine = ProfileName(profile.llm.name, profile.gpu.name, profile.tp)
     for name in (f"{engine}/operators", str(engine)):

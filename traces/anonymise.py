@@ -1,8 +1,8 @@
-"""A trace that can be shown to others: which client asked what, and when exactly, is no longer in
-it; how much was asked, how often, and what prompts share, is.
+"""A trace that can be shown: it no longer has which client asked what, and when exactly. It keeps
+how much was asked, how often, and what prompts share.
 
-Gone: names of requests, sessions and applications, texts, kinds of applications, where the trace
-came from, the time of day, and with `jitter_s` the exact moments. Block ids are renamed in an order
+Gone: names of requests, sessions and applications, texts, kinds of applications, the trace's
+source, the time of day, and with `jitter_s` the exact moments. Block ids are renamed in an order
 drawn from the salt. Kept: lengths in tokens, classes, priorities, objectives, which rows share
 which blocks, gaps between arrivals (with jitter: nearly).
 """

@@ -1,4 +1,4 @@
-"""The public traces that go by a name: where they are, and how they are told apart."""
+"""The public traces known by name: sources and checks."""
 
 from __future__ import annotations
 

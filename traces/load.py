@@ -53,19 +53,19 @@ def load_trace(
     columns: str | None = None,
     benchmark: int | None = None,
 ) -> Workload:
-    """The workload of a trace, by its name (`trace list` has them) or by the path of a file.
+    """Return the workload of a trace, by its name (`trace list` has them) or by the path of a file.
 
     A recorded trace is taken from the search path (the argument or TWINSERVE_TRACES), else from the
-    cache, else downloaded once unless `offline`. Where that fails, an embedded replica stands in if
+    cache, else downloaded once unless `offline`. If that fails, an embedded replica stands in if
     there is one: provenance.replica is then True and a notice says so.
 
     seed          of generated arrivals and lengths, of replicas, and of spreading ticks
     raw_arrivals  keep coarse ticks as they were recorded; by default arrivals are spread
     rate, count, duration_s   of generated arrivals only: requests/s, requests, seconds; of `apps`
                   count alone: applications
-    format        the name of a file's format, where its content does not tell
+    format        the name of a file's format, if its content does not tell
     block_tokens, time_unit   tokens a hash id covers (Mooncake, Bailian), "ms" or "s" (Mooncake,
-                  `custom`): where they are not the format's; refused for other formats
+                  `custom`): if they are not the format's; refused for other formats
     columns       which column of a CSV file is what: arrival=ts,prompt=in,output=out
                   (readers/measured/table.py)
     benchmark     which benchmark of a report of guidellm with several, from 1
@@ -175,7 +175,7 @@ _KINDS: tuple[tuple[Callable[[str], object], tuple[str, ...], Callable[..., Work
 
 
 def existing(name: str) -> Path:
-    """The trace file of this path. Raises WorkloadError where there is none."""
+    """Return the trace file of this path. Raises WorkloadError if there is none."""
     path = Path(name).expanduser()
     try:
         is_file, is_folder = path.is_file(), path.is_dir()

@@ -56,19 +56,19 @@ class Measurement:
     """Requests and how they were served. Arrays have one entry a request, failed ones too, in the
     order of the file.
 
-    arrival_s   from the first request on; NaN where the file does not say
+    arrival_s   from the first request on; NaN if the file does not say
     due_s       when it would have been sent if the client had no limit on how many it has under
                 way; None: at `arrival_s`
-    prompt_tokens, output_tokens   int64; -1 where the file does not say
-    ttft_s, e2el_s, tpot_s, queued_s   NaN where not measured; tpot_s is the time from the first
+    prompt_tokens, output_tokens   int64; -1 if the file does not say
+    ttft_s, e2el_s, tpot_s, queued_s   NaN if not measured; tpot_s is the time from the first
                 token to the last by the tokens after the first
     gaps_s      inter-token gaps of all requests, pooled; None: not measured
     errors      "" of a request that did not fail; else why it did
     impossible  bool[n], rows without what every request has: neither served nor failed
-    ids, session, service_class, priority   names and classes; empty lists where there are none
+    ids, session, service_class, priority   names and classes; empty lists if there are none
     turn        int64, place in the session
     concurrency most requests that the client had under way at once; None: no limit
-    where       CLIENT, or SERVER where times begin in the engine
+    where       CLIENT, or SERVER if times begin in the engine
     stated      numbers that the file states itself, as mean_ttft_ms
     histograms  by metric: ttft, tpot, itl, e2el, queued (seconds); prompt_tokens, output_tokens
     notices     what is not in here, or is an estimate
@@ -114,11 +114,10 @@ class Measurement:
 
 
 def workload_of(found: Measurement) -> Workload:
-    """The requests of a measurement as a workload: those that were served, at the times at which
-    they were sent. Turns of a session wait for the turn before them, as long as they did.
+    """Return the served requests of a measurement as a workload, at their send times. Turns of a
+    session wait for the turn before them, as long as they did.
 
-    Raises WorkloadError where the measurement does not say when requests came, or how long they
-    were.
+    Raises WorkloadError if the measurement does not say when requests came, or how long they were.
     """
     rows = Rows(found.path, range(1, len(found) + 1), "request")
     _need_rows(found)
@@ -156,9 +155,9 @@ def workload_of(found: Measurement) -> Workload:
 
 
 def clients_of(found: Measurement) -> int | None:
-    """Return how many clients in a closed loop sent the requests, if the file states no limit and
-    nearly every request after the first ones came right after the end of another one, with as many
-    under way as ever. None: no such loop."""
+    """Return how many clients in a closed loop sent the requests, or None. A loop is assumed if the
+    file states no limit. Nearly every request after the first ones must come right after the end of
+    another one, with as many under way as ever."""
     known = found.served & ~np.isnan(found.arrival_s) & ~np.isnan(found.e2el_s)
     if found.concurrency is not None or not known.any():
         return None

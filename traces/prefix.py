@@ -126,10 +126,10 @@ def take(prefix: Prefix, rows: np.ndarray) -> Prefix:
 
 
 def truncate(prefix: Prefix, before: np.ndarray, after: np.ndarray) -> PrefixBlocks:
-    """The prefix of prompts cut from `before` to `after` tokens, int64[rows] each.
+    """Return the prefix of prompts cut from `before` to `after` tokens, int64[rows] each.
 
-    A block that is cut through is renamed: what is left of it equals another row's only if that
-    row's block was the same and was cut at the same token.
+    A block that is cut through is renamed: its rest equals another row's only if that row's block
+    was the same and was cut at the same token.
     """
     size = prefix.block_tokens
     counts = blocks_needed(after, size)

@@ -50,8 +50,9 @@ def _spread(values: np.ndarray) -> dict:
 
 
 def statistics(w: Workload) -> dict:
-    """Rows, rate (requests/s over the span of the arrivals), lengths (tokens), bursts and, with
-    prefix blocks, the block hit rate of LRU caches of CACHE_TOKENS and of an unlimited one."""
+    """Return rows, rate (requests/s over the span of the arrivals), lengths (tokens) and bursts.
+    With prefix blocks, also the block hit rate of LRU caches of CACHE_TOKENS and of an unlimited
+    one."""
     known, span = w.known_arrivals_s, w.span_s
     moments, together = np.unique(known, return_counts=True)
     gaps = np.diff(known)

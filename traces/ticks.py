@@ -19,8 +19,8 @@ def find_tick(arrival_s: np.ndarray) -> float | None:
     """Return the seconds between the ticks that arrivals fall on, or None if arrivals do not look
     quantised.
 
-    Quantised: at least 16 moments with 2 rows each on average, nine in ten of the gaps between
-    moments within 5 % of a multiple of their median, and that median at least half a second.
+    Quantised: at least 16 moments with 2 rows each on average; nine in ten of the gaps between
+    moments within 5 % of a multiple of their median; and that median at least half a second.
     """
     known = arrival_s[~np.isnan(arrival_s)]
     moments = np.unique(known)

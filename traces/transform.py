@@ -116,11 +116,11 @@ def head(w: Workload, n: int) -> Workload:
 
 
 def cap_length(w: Workload, max_total_tokens: int) -> Workload:
-    """Prompt and output of every row within a total, e.g. a model's context.
+    """Limit prompt and output of every row to a total, e.g. a model's context.
 
-    An over-long row keeps its output up to half of the total, or more if its prompt leaves room;
-    the prompt is cut at its end to what is left, its prefix blocks with it. Prefix sharing before
-    the cut is kept.
+    An over-long row keeps its output up to half of the total, or more if its prompt leaves room.
+    The prompt is cut at its end to the rest, its prefix blocks with it. Prefix sharing before the
+    cut is kept.
     """
     limit = min(max_total_tokens, 2**32)  # no row is longer; larger numbers would not fit int64
     _need(
@@ -205,7 +205,7 @@ def set_priority(w: Workload, priority: int) -> Workload:
 
 
 def with_pool(w: Workload, pool: BestEffortPool) -> Workload:
-    """The workload with a closed-loop best-effort pool beside it (in place of one that it has)."""
+    """Add a closed-loop best-effort pool to the workload (in place of one that it has)."""
     _need(pool.batch >= 1, f"best-effort batch {pool.batch} is below 1: give a number of requests")
     for what, (low, high) in (("prompt", pool.prompt_tokens), ("output", pool.output_tokens)):
         _need(

@@ -107,7 +107,7 @@ class Workload:
     """A request list. All arrays have one entry a row; rows are sorted by arrival, closed-loop rows
     last.
 
-    arrival_s      float64; NaN where the row waits for the stage before it (see `group`)
+    arrival_s      float64; NaN if the row waits for the stage before it (see `group`)
     prompt_tokens, output_tokens   int64, >= 1; output is what the model will really emit
     service_class          int8, REAL_TIME or BEST_EFFORT
     priority       int64, smaller is more urgent (vLLM's sense)
@@ -116,11 +116,11 @@ class Workload:
                    the last row of (group, stage) has ended: a session is a group with one row a
                    stage (its turns), an application a group with several.
     ids            request names, unique
-    concurrency    most requests of the list that clients have under way at once; those beyond it
-                   are sent in their order as others end (a closed loop). None: no limit. The pool
-                   is not counted
-    stages_s       moments (seconds) between which the load was stated to be one and the same, its
-                   end too; empty: not given. A run's metrics have a window each
+    concurrency    most requests of the list that clients have under way at once; the others are
+                   sent in order as requests end (a closed loop). None: no limit. The pool is not
+                   counted
+    stages_s       moments (seconds) that bound stretches of constant stated load, the end included;
+                   empty: not given. A run's metrics have a window each
     group_names    one a group; applications: what is known of a group, for those that are task
                    graphs
     """

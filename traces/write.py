@@ -1,8 +1,8 @@
-"""Mooncake+ JSONL: what vLLM, aiperf, Dynamo and guidellm read, plus fields that they pass over.
+"""Mooncake+ JSONL: the fields that vLLM, aiperf, Dynamo and guidellm read, and fields that they
+ignore.
 
-Written and read back, a workload is the same workload, bit by bit: arrivals are written as decimal
-digits of milliseconds, shifted from the shortest digits of the seconds, so no rounding happens on
-either way.
+A workload written and read back is equal bit by bit. Arrivals are decimal digits of milliseconds,
+shifted from the shortest digits of the seconds, so nothing is rounded on either way.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ def write_atomically(path: str | Path, data: bytes) -> None:
 
 
 def write_together(files: Sequence[tuple[str | Path, bytes]]) -> None:
-    """Each of the files holds either its old content or all of its data, and where one cannot be
-    written all keep their old content, and no folder stays that was made for them. They are put in
-    place in their order. Raises WorkloadError."""
+    """Write all files or none: if one cannot be written, all keep their old content, and no new
+    folder stays. They are put in place in their order. Raises WorkloadError."""
     path = Path()
     try:
         with ExitStack() as stack:
@@ -65,10 +64,8 @@ def check_free(file: Path, overwrite: bool, error: type[Exception] = WorkloadErr
 def check_target(
     path: str | Path, overwrite: bool = False, source: str | Path | None = None
 ) -> None:
-    """Raises WorkloadError where `write_trace` would replace what `overwrite` does not name:
-    another file or its sidecar without `overwrite`, and the file `source`, which the rows are read
-    from, ever.
-    """
+    """Raise WorkloadError if `write_trace` would replace a file against `overwrite`: another file
+    or its sidecar without `overwrite`, and always `source`, whose rows are read."""
     for target in (Path(path), sidecar.path_of(path)):
         known = source is not None and Path(source).exists() and target.exists()
         if known and target.samefile(source):

@@ -114,7 +114,7 @@ def _lack(where: str, need: Need) -> str:
 
 
 def _parameters(function) -> set[str] | None:
-    """Names that a call can use; None where it takes any, or does not tell."""
+    """Names that a call can use; None if it takes any, or does not tell."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

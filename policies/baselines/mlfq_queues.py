@@ -23,7 +23,7 @@ _NOWHERE = -1  # in place of a queue
 class FeedbackQueues:
     """Queue 0 is served first; queue i has a quantum of quanta[i] seconds.
 
-    While a row is in the batch its quantum runs down. Where it ends the row enters the next queue,
+    While a row is in the batch its quantum runs down. If it ends the row enters the next queue,
     behind those there, and its next quantum begins; so an iteration that lasts longer than the
     quantum is charged to several queues. In the last queue the row goes to the end. A row left out
     for `starve_limit` seconds enters queue 0.
@@ -65,7 +65,7 @@ class FeedbackQueues:
         self._leaves([row], now)
 
     def end(self, row: int) -> None:
-        """`row` has ended. Until the next batch it stays in this one, where its quantum would end
+        """`row` has ended. Until the next batch it stays in this one, if its quantum would end
         again and again over the time that nothing runs."""
         self._until[row] = math.inf
         self._alive[row] = False

@@ -3,7 +3,7 @@ alternate iterations (Wan et al., BROS, IEEE version: Sec. II-B, Fig. 3; Sec. VI
 
 The paper describes it as BROS with its scheduling replaced and without the bidirectional cache. So
 the engine is BROS's: prefills and decodes share a batch, prompts are computed whole, at most
-B_base requests run in an iteration. Where it is silent, we chose:
+B_base requests run in an iteration. If it is silent, we chose:
 
 - *Whose turn.* A queue of whose requests none can run gives its turn away, so no iteration is
   spent on nothing. The iteration after one for a class is the other class's.

@@ -7,7 +7,7 @@ Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference wit
 A step has `chunk_size` tokens, the paper's token budget. All decodes come first, so that none is
 ever held up by a prompt; then prompts that have begun; then new ones, first come, first served,
 each with as much of its prompt as the budget has left. A new one begins only if there is memory for
-all of its prompt. Where a decode finds no memory, the request behind all others is recomputed.
+all of its prompt. If a decode finds no memory, the request behind all others is recomputed.
 
 Ours: at most `chunk_size` requests run at once, since the decodes of more would not fit into a
 step; with drafts fewer, as each decode takes more of it. A prompt's memory must be there when it

@@ -4,10 +4,10 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`), `v1/core/sched/asy
 
 - A row is granted its known tokens and its drafts, less what is computed. Chunk cap, budget and the
   longest request cut drafts off.
-- Each row of a step takes `Drafting.slots` of the budget besides, and gets nothing where no more
+- Each row of a step takes `Drafting.slots` of the budget besides, and gets nothing if no more
   than that is left.
 - A row that is admitted with one token to compute, beside decodes alone, gets drafts that cannot be
-  right. Where the budget lacks room for them no other row is admitted.
+  right. If the budget lacks room for them no other row is admitted.
 - No plan stands for further steps: how many tokens the next one gives is not known.
 """
 

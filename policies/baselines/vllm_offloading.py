@@ -23,7 +23,7 @@ Source: `schedule`, `_handle_blocked_waiting_request`, `_update_waiting_for_remo
 - After a preemption the prompt is computed here: KV is fetched once.
 - With asynchronous scheduling, a row computed in the step under way is not preempted
   (`_request_blocks_can_be_freed`): its blocks could be given to a load that writes into them at
-  once. Where it would be the victim, no other row is granted anything, and others are admitted.
+  once. If it would be the victim, no other row is granted anything, and others are admitted.
 """
 
 from __future__ import annotations

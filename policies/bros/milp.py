@@ -43,7 +43,7 @@ class _Program:
         )
 
     def maximise(self, variables: np.ndarray, factors) -> np.ndarray | None:
-        """The values of all variables, float64; None where no values satisfy the constraints."""
+        """The values of all variables, float64; None if no values satisfy the constraints."""
         target = np.zeros(len(self.upper))
         np.add.at(target, np.atleast_1d(variables), -np.asarray(factors, float))
         limits = np.array([limit for _, _, limit in self._rows])

@@ -212,7 +212,7 @@ class Climb(Selection):
         return False
 
     def _decode_considered(self, step: StepInProgress, ready: OfflineDecodes) -> None:
-        """Grant those that are considered. Where one finds no memory, or takes that of another one
+        """Grant those that are considered. If one finds no memory, or takes that of another one
         of them, it is decided anew how many of those behind it pay."""
         k, i = step.considered, 0
         step.consider(0, 0, 0)

@@ -237,7 +237,7 @@ def echo_estimator(profile: Profile, truth: StepTimeModel) -> ModelEstimator:
 
 
 def step_cost(estimator: BatchEstimator | None, policy: str) -> StepCost:
-    """The cost that an estimator stands for. Raises PolicyError where there is none."""
+    """The cost that an estimator stands for. Raises PolicyError if there is none."""
     if estimator is None:
         raise PolicyError(
             f"policy {policy!r} plans with step times but has no estimator; set slo_aware=false "

@@ -72,7 +72,7 @@ class PlainPlans:
         self.rank = selection if isinstance(selection, Rank) and self.options.kv_aware else None
 
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan | None:
-        """None where it is not plain: then nothing has changed but that decodes may have memory
+        """None if it is not plain: then nothing has changed but that decodes may have memory
         for the token that any plan gives them."""
         rows, mine = self.online.running.rows, self.offline.running.rows
         if self.rank is None or view.ready_s or len(self.online.waiting):

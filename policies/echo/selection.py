@@ -106,7 +106,7 @@ class Selection:
         begin: bool = True,
     ) -> bool:
         """Add the prompt or chunk with which the reward is highest, if it rises (`rising`) or, if
-        it need not, if more tokens are gained than lost; False where none was added or refused."""
+        it need not, if more tokens are gained than lost; False if none was added or refused."""
         requests = step.requests
         begun = [row for row in under_way if row not in step.granted and row not in step.dropped]
         candidates = [

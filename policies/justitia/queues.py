@@ -47,7 +47,7 @@ class OwnersQueue(Generic[Owner]):
     """Rows by owner (application, user): first the owner with the smallest value, then its rows in
     order of arrival.
 
-    value(owner)  may change at any time. Where it has grown the heap finds out by itself, since its
+    value(owner)  may change at any time. If it has grown the heap finds out by itself, since its
                   entries are then lower bounds; where it has shrunk, `shrunk(owner)` must be
                   called. Ties: the owner that was first seen.
     """
@@ -104,7 +104,7 @@ class OwnersQueue(Generic[Owner]):
 
     def second_value(self) -> float:
         """No owner but the first has a smaller value; call after `first`. A lower bound, infinite
-        where there is none."""
+        if there is none."""
         return min((entry[0] for entry in self._heap[1:3]), default=float("inf"))
 
     def peek(self) -> int:

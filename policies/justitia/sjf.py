@@ -28,7 +28,7 @@ DISTILBERT_ERROR = 4.52  # mean relative error, Table II
 
 class SjfOptions(DemandQueueOptions):
     """predictor  of requests; `mlp` is about whole applications, and so no choice here
-    error      by default that of the paper's baseline; 0 where a predictor is named that is exact
+    error      by default that of the paper's baseline; 0 if a predictor is named that is exact
     """
 
     predictor: Annotated[Literal["class-mean", "perfect", "oracle-length"], OracleByShortName] = (

@@ -308,7 +308,7 @@ class KvLedger(ABC):
         then each change when it is made. Changes of a try are told when it is committed. Not to be
         called during a try. Raises ValueError if the ledger has no events (`publishes_events`).
 
-        Not while a change is tried. Raises ValueError where there are no events
+        Not while a change is tried. Raises ValueError if there are no events
         (`publishes_events`).
         """
         raise ValueError(

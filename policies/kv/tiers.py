@@ -41,7 +41,7 @@ class Tier:
 
     def reserve(self, row: int, units: int) -> None:
         """The row holds `units` more. The caller has asked whether so many are `free`; raises
-        LedgerError where they are not."""
+        LedgerError if they are not."""
         if not 0 <= units <= self.free:
             raise LedgerError(
                 f"row {row} takes {units} {self.unit} of a tier that has {self.free} free"
@@ -49,7 +49,7 @@ class Tier:
         self._change(row, units)
 
     def release(self, row: int, units: int) -> None:
-        """The row gives back `units`; raises LedgerError where it holds fewer."""
+        """The row gives back `units`; raises LedgerError if it holds fewer."""
         if not 0 <= units <= self.held_by(row):
             raise LedgerError(
                 f"row {row} gives back {units} {self.unit} and holds {self.held_by(row)}"

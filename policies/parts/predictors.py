@@ -212,7 +212,7 @@ def make_predictor(options: DemandOptions) -> Predictor:
 # -- training samples ------------------------------------------------------------------------------
 @lru_cache(maxsize=256)
 def samples_of(kind: str, training: str | None, seed: int) -> tuple:
-    """Earlier applications of a class (`traces.apps.classes.Sample`); empty where there are none.
+    """Earlier applications of a class (`traces.apps.classes.Sample`); empty if there are none.
     Raises PolicyError."""
     from twinserve.traces.apps.classes import KINDS, training_samples
 

@@ -38,7 +38,7 @@ class StepScale:
     host: float = Field(default=1.0, ge=LEAST, le=MOST)
 
     def __mul__(self, other: StepScale) -> StepScale:
-        """Both. Raises ProfileError where that leaves the range."""
+        """Both. Raises ProfileError if that leaves the range."""
         product = {f.name: getattr(self, f.name) * getattr(other, f.name) for f in fields(self)}
         for part, factor in product.items():
             check_factor(part, factor)

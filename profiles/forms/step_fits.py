@@ -152,7 +152,7 @@ def fitted_profile(
     form   host: the profile's own form with host terms added (operators and roofline); bros: BROS's
            form, both phases; table: piecewise linear in tokens. Echo's and LayerKV's forms describe
            no whole engine step.
-    ProfileError where the profile or the steps cannot carry that form.
+    ProfileError if the profile or the steps cannot carry that form.
     """
     by_name = {fit.form: fit for fit in fits}
     if form == "host":
@@ -175,7 +175,7 @@ def fitted_profile(
     if form == "table":
         model = TableModel.fit(steps, seconds)
         return _replaced(profile, model, by_name["table"], "A table by tokens")
-    raise ProfileError(f"no form {form!r} can stand in a profile; choose {', '.join(FITTED)}")
+    raise ProfileError(f"a profile cannot hold the form {form!r}; choose {', '.join(FITTED)}")
 
 
 def _replaced(profile: Profile, model, fit: FormFit, what: str) -> Profile:

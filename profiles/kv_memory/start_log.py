@@ -50,7 +50,7 @@ class StartLog:
     sizes      tokens of each engine; blocks of V0: in `block_counts`
     available  bytes of KV memory of a rank; None: not said
     total, utilization   of the card, and the share of the server; None: not said
-    weights    bytes; v2: Model Runner V2; release: None where the log does not say
+    weights    bytes; v2: Model Runner V2; release: None if the log does not say
     both       sizes, longest requests and how many of these fit, as they stand together
     """
 
@@ -65,7 +65,7 @@ class StartLog:
     both: tuple[tuple[int, int, float], ...] = ()
 
     def available_at(self, utilization: float | None) -> float | None:
-        """Bytes of KV memory at another utilisation, None as the log has it; None where the log
+        """Bytes of KV memory at another utilisation, None as the log has it; None if the log
         does not say."""
         if self.available is None or utilization is None:
             return self.available

@@ -37,7 +37,7 @@ def lost(seconds: np.ndarray, off_core_s: np.ndarray) -> np.ndarray:
 
 def slowdown(ratio: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """float64[n]: median of `ratio` over the WINDOW steps around each, of those that are `counted`
-    (bool[n]); NaN where none is. ratio: float64[n], in order of time; NaN: not known."""
+    (bool[n]); NaN if none is. ratio: float64[n], in order of time; NaN: not known."""
     if not len(ratio):
         return np.zeros(0)
     half = WINDOW // 2

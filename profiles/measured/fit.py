@@ -6,7 +6,7 @@ repeats that something else on the machine delayed. Each point counts the same, 
 it has.
 
 Why not the fastest repeat: on a quiet machine the spread is the engine's own, and a simulated run
-should have its median, not its best case. Where others have the core, medians fail (half of the
+should have its median, not its best case. If others have the core, medians fail (half of the
 repeats wait), so disturbed repeats are recognised and set aside (`samples.settled`).
 """
 

@@ -76,7 +76,7 @@ class FitReport:
 
 
 def noise_lines(fit: FitReport) -> list[str]:
-    """What a reader of results must know of the measurements behind them; empty where they are
+    """What a reader of results must know of the measurements behind them; empty if they are
     whole and were hardly disturbed."""
     lines = []
     if fit.disturbed > NOISY or fit.unsettled:

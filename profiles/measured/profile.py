@@ -39,7 +39,7 @@ def model_spec(folder: str | Path, name: str | None = None, dtype: str | None = 
 
 def measured_profile(measurement: Measurement, llm: ModelSpec, name: str | None = None) -> Profile:
     """The profile of the engine that was measured. name: MODEL@DEVICE by default. ProfileError
-    where the samples do not fix the tables."""
+    if the samples do not fix the tables."""
     from pydantic import ValidationError
 
     facts = measurement.provenance

@@ -146,7 +146,7 @@ def settled(samples: Sequence[StepSample]) -> list[StepSample]:
 
 
 def write_samples(measurement: Measurement, path: str | Path) -> None:
-    """Write parquet to `path`, whole or not at all; folders are created. OSError where that is
+    """Write parquet to `path`, whole or not at all; folders are created. OSError if that is
     impossible."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -213,7 +213,7 @@ def is_cached(model: str) -> bool:
 
 def cached_config(model: str) -> Path:
     """The config.json of an id in the local hub cache: of its main revision, else the last one that
-    was fetched. ProfileError where there is none."""
+    was fetched. ProfileError if there is none."""
     folder = hub_cache() / f"models--{model.replace('/', '--')}"
     main = folder / "refs" / "main"
     if main.is_file():

@@ -296,7 +296,7 @@ def experts(config: Fields, key: str, chosen: str = "num_experts_per_tok") -> Ch
 
 
 def _some_layers(config: Fields, key: str) -> list[int]:
-    """Numbers of layers, each once; empty where the field is missing."""
+    """Numbers of layers, each once; empty if the field is missing."""
     found, layers = config.items(key, int), config.need("num_hidden_layers")
     if len({*found}) != len(found) or any(not 0 <= one < layers for one in found):
         config.refuse(key, f"is not a list of different layers from 0 to {layers - 1}")

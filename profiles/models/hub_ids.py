@@ -8,7 +8,7 @@ Where the catalogue's models are published, where their config.json was seen, an
 parameters are said there.
 
 The counts check ours (tests/profiles/test_catalogue.py), and so does each config.json that
-aiconfigurator-core ships. Where a card gives a round number, it is kept as round as it is there.
+aiconfigurator-core ships. If a card gives a round number, it is kept as round as it is there.
 """
 
 from __future__ import annotations

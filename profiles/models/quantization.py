@@ -47,9 +47,9 @@ def leave_out(llm: ModelSpec, config: Fields) -> ModelSpec:
         for name in config.items(key, str):
             found = set(_meant(name, layers, config, key))
             if not found and not _is_harmless(name, llm.layers):
-                _refuse(config, key, name, "no matrix that is counted is called so")
+                _refuse(config, key, name, "names no matrix of the model")
             if llm.dense_layers and llm.latent is None and _of_mlps(found):
-                _refuse(config, key, name, "which layers are dense is not known here")
+                _refuse(config, key, name, "the dense layers are unknown here")
             if any(module.startswith(_EXPERTS) for _, module in found):
                 _refuse(config, key, name, "routed experts in 16 bits are not understood")
             plain |= found
@@ -207,7 +207,7 @@ def count_exceptions(llm: ModelSpec, config: Fields) -> ModelSpec:
 
 
 def _found(config: Fields) -> Fields | None:
-    """The object that says the format, which ModelOpt keeps one deeper; None where there is
+    """The object that says the format, which ModelOpt keeps one deeper; None if there is
     none."""
     whole = config.part("quantization_config")
     if not whole.data:
@@ -243,7 +243,7 @@ def _packed(config: Fields, method: str) -> WeightFormat:
         if not config.flag("sym", True):
             config.refuse("sym", "vLLM takes symmetric weights of GPTQ only")
         if config.flag("desc_act") and group:
-            config.refuse("desc_act", "vLLM takes no groups of GPTQ in the order of activations")
+            config.refuse("desc_act", "vLLM does not support GPTQ groups in activation order")
         if group not in _GPTQ_GROUPS:
             config.refuse("group_size", "vLLM takes -1, 32, 64 and 128 of GPTQ")
     extra = (16 + bits) / group if group else 0.0

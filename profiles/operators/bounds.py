@@ -1,4 +1,4 @@
-"""Where tables of kernels say what no kernel of a running engine does, and what stands instead.
+"""Kernel-table entries that no kernel of a running engine reaches, and their replacements.
 
 Each rule reads its constants from the tables themselves; none is fitted to a measured step.
 

@@ -24,7 +24,7 @@ from twinserve.traces.readers.options import ReadOptions
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Printed):
-    """The two sides by metric and class, and where they part first (docs/metrics.md)."""
+    """The two sides by metric and class, and their first difference (docs/metrics.md)."""
 
     found: Found
 

@@ -122,7 +122,7 @@ def plan(
     pool      offline requests in each batch of a closed loop, for step 2; 0: none
     survive   replicas that fail as the peak begins, and stay down; on_failure, detection: what
               becomes of their requests ("error", "retry", "migrate"), and seconds until it is known
-    prefill_decode  beside each row also try prefill apart from decode on the same GPUs
+    prefill_decode  for each row also try prefill apart from decode on the same GPUs
     workers   processes; 1: this one. A script that is run as a file needs
               `if __name__ == "__main__":` around a call with more. None: one for each core
     progress  called with (trials so far, candidates left)

@@ -227,7 +227,7 @@ def _beside(out: Path) -> Path:
 
 @contextlib.contextmanager
 def _told_where(kept: Path) -> Iterator[None]:
-    """If the measuring ends early, print where the measured steps are kept."""
+    """If the measuring ends early, print the path of the measured steps."""
     before = kept.stat().st_mtime_ns if kept.exists() else None
     try:
         yield

@@ -31,8 +31,8 @@ def check(
 ) -> None:
     """Predict a measured server at another rate, with a verdict on the prediction.
 
-    The command fits the profile to the measurement, simulates the requests of the first file at
-    the other rate, and again with step times off by their expected error.
+    The command fits the profile to the measurement and simulates the first file's requests at the
+    other rate, also with step times off by their expected error.
 
     For example:
 

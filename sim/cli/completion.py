@@ -39,7 +39,7 @@ _OPTIONS = "policy|router|profile|trace"
 
 
 def _or_files(script: str, shell: str) -> str:
-    """A policy, router, profile or trace may be a file: shells complete these beside names."""
+    """A policy, router, profile or trace may be a file: shells complete files and names."""
     if shell == "fish":
         return re.sub(rf"(-l (?:{_OPTIONS})) -x ", r"\1 -r -F ", script)
     if shell == "zsh":

@@ -76,9 +76,9 @@ def replay(
         weights: safetensors, dummy (random) or auto.
         dtype: Of weights and KV; auto: float32 for tiny, deep and small, else the model's.
         graphs: CUDA graphs and compilation.
-        physical: Keep KV where the ledger has it: in its blocks and slots (bidirectional), or in
-            its cells, layer by layer (layerwise). By default vLLM keeps KV in a larger pool of its
-            own, and the ledger only accounts for it.
+        physical: Keep KV at the ledger's own places: in its blocks and slots (bidirectional), or
+            in its cells, layer by layer (layerwise). By default vLLM keeps KV in a larger pool
+            of its own, and the ledger only accounts for it.
         engine_arg: NAME=VALUE, further vLLM engine arguments; may be repeated.
         steps: Write the steps of a locked replay, predicted and measured, to this parquet file.
         decisions: Also write decisions.jsonl.gz, every plan of a free replay, for a locked one.
@@ -153,7 +153,7 @@ def with_model(settings: LiveSettings, model: str) -> Iterator[LiveSettings]:
 
 
 def engine_arguments(given: list[str] | None) -> dict:
-    """Return NAME=VALUE pairs as vLLM engine arguments; values are JSON where they can be."""
+    """Return NAME=VALUE pairs as vLLM engine arguments; values are JSON if possible."""
     from twinserve.sim.setup.config import SettingsError
 
     arguments: dict = {}
@@ -218,8 +218,8 @@ def _locked(
 def locked_summary(
     found: LockedReplay, log: DecisionLog, version: str, physical: bool = False
 ) -> dict:
-    """Return a locked replay as plain values; seconds, percent. physical: KV was kept where the
-    ledger has it."""
+    """Return a locked replay as plain values; seconds, percent. physical: KV was kept at the
+    ledger's places."""
     from twinserve.backends.counts import not_made
     from twinserve.sim.twin.live import owns_pool
 

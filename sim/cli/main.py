@@ -1,8 +1,8 @@
 """The console commands: `simulate`, and `twinserve VERB`. Each verb has its own module; this one
 joins them. Bad input ends as one line and a non-zero exit.
 
-Verbs load when they are called, and their libraries load when they work: a version or a page of
-help does not load numpy. tests/sim/test_startup.py says what may load.
+Verbs and their libraries load only when needed: a version or a page of help does not load numpy
+(tests/sim/test_startup.py).
 """
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ def _terminate(*_) -> None:
 def run_app(
     app: cyclopts.App, arguments: Sequence[str] | None, interrupted: str = _UNWRITTEN
 ) -> None:
-    """Run `app` on the arguments (None: those of the process), and end with SystemExit: bad input
-    as one line on stderr, or after Python's frames if `--traceback` is among the arguments.
+    """Run `app` on the arguments (None: those of the process), and end with SystemExit. Bad input
+    is one line on stderr, or follows Python's frames with `--traceback`.
 
     interrupted  the message after Ctrl-C and SIGTERM
     """

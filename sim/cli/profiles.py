@@ -160,7 +160,7 @@ def fit(
 
     if form is not None and form not in FITTED:
         raise SettingsError(
-            f"--form {form!r} cannot stand in a profile; choose {', '.join(FITTED)}"
+            f"--form {form!r}: a profile cannot hold it; choose {', '.join(FITTED)}"
         )
     if form is not None and out is None:
         raise SettingsError(f"--form {form}: says what --out writes; add --out FILE.json")

@@ -78,8 +78,8 @@ def route(
         session_expiry: Seconds for which a session without requests is remembered.
         clients: The servers' file of clients, or trusted: how far claims about requests are
             believed.
-        kv_events: tcp://HOST:PORT[,tcp://HOST:PORT] where a worker publishes KV events, and replays
-            them. One for each worker, or one with the host * for all.
+        kv_events: tcp://HOST:PORT[,tcp://HOST:PORT] at which a worker publishes KV events, and
+            replays them. One for each worker, or one with the host * for all.
         profile: Profile of the workers, for routers that predict step times: a name, or a .json
             file.
         record: Write all signals, requests and picks of the router to this .jsonl.gz file, at the

@@ -252,7 +252,7 @@ def _check_apart(flag: str, file: Path, targets: Iterable[Path]) -> None:
 
 
 def _host_line(inputs: Inputs) -> list[str]:
-    """How the host works, where that is not as in vLLM by default."""
+    """Describe the host's time, if it differs from vLLM's default."""
     from twinserve.profiles.host import NO_HOST_TIME
     from twinserve.sim.setup.hardware import host_of
 

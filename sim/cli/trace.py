@@ -39,7 +39,7 @@ def list_() -> None:
 
 @trace_app.command
 def fetch(name: str) -> None:
-    """Download a recorded trace once, checked by its sha256, and print where it is.
+    """Download a recorded trace once, checked by its sha256, and print its path.
 
     Args:
         name: Name from `trace list`.

@@ -1,8 +1,8 @@
 """The simulated clock: SimPy's environment, with events at absolute times.
 
 SimPy schedules by delay, and now + (t - now) is not always t in floating point. The fast path jumps
-over many steps at once and must land on exactly the time that the one-step path reaches, so events
-are put at the time itself.
+over many steps, and must reach exactly the one-step path's time. So events are put at the time
+itself.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from twinserve.sim.engine.core import FINISHED, RUNNING, EngineCore
 class DraftingCore(EngineCore):
     """`drafting` says how many drafts rows have.
 
-    A row that may end with the step under way, and need not, is planned again: where it has ended,
-    what that plan grants it is computed in vain, as in vLLM.
+    A row that may end with the current step is planned again. If the row does end, that plan's
+    tokens are computed in vain, as in vLLM.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Python's cyclic garbage collector, kept out of the way of a run.
+"""Keep Python's cyclic garbage collector out of the way of a run.
 
-A run makes no garbage in cycles worth looking for, but millions of objects that live until its end.
-The collector walks them again and again: 5 % of a simulation, and pauses of a tenth of a second in
-the steps of a live engine, whose process holds vLLM.
+A run makes little cyclic garbage, but millions of objects that live until its end. Walking these
+again and again takes 5 % of a simulation. In a live engine, whose process holds vLLM, it pauses
+steps by a tenth of a second.
 
-Nothing is frozen (`gc.freeze`): what is thawed does not count as new to the collector, so the
-garbage of many runs would stay.
+Nothing is frozen (`gc.freeze`): objects that are thawed do not count as new to the collector, so
+the garbage of many runs would stay.
 """
 
 from __future__ import annotations

@@ -42,10 +42,9 @@ class Engine:
     decision_overhead  seconds a step that planning costs in simulated time; None for the time
                        measured
 
-    With an asynchronous core the loop is the same with a queue of one plan: each is made when the
-    step before it begins, and executed when that has ended. So planning takes time only where it
-    takes longer than the step, and what happens during a step is seen by the plan after the next
-    one.
+    An asynchronous core has a queue of one plan. Each plan is made when the step before it begins,
+    and executed when that step has ended. So planning delays a step only if it takes longer than
+    the step before. Events during a step reach the plan after the next one.
     """
 
     def __init__(
@@ -354,9 +353,10 @@ class Engine:
         return Step(plan, executed, core.holding, core.waiting)
 
     def _launch(self, step: Step):
-        """Until the step is launched: the next one is planned after that, with what has come by
-        then (vllm/v1/engine/core.py, `step_with_batch_queue`: the first call of an idle engine
-        returns when `execute_model` has, and inputs are read before the second)."""
+        """Wait until the step is launched. The next step is planned afterwards, with the requests
+        that have arrived by then. In vLLM, an idle engine's first `step_with_batch_queue` returns
+        after `execute_model`, and inputs are read before the second call
+        (vllm/v1/engine/core.py)."""
         ends_s = step.executed.outcome.ends_s
         if len(ends_s) == 1:
             yield self.clock.at(min(self.clock.now + self.launch_s, ends_s[0]), self._steps)

@@ -1,13 +1,12 @@
-"""How KV goes from the replica that computed a prompt to the one that decodes it: which side begins
-the transfer, how long unfetched KV is kept, what became of each, and which prompts are computed
-where they are decoded.
+"""How KV goes from a prompt's replica to its decode replica: the side that begins the transfer,
+leases of unfetched KV and their ends. Some prompts are computed on their decode replica.
 
 Source: vLLM 0.32, `distributed/kv_transfer/kv_connector/v1/nixl`. Pull: the decode replica reads.
-Push: it tells the prefill replica which blocks are free for the KV, and that one writes.
-Leases are those of `nixl/base_scheduler.py` (`build_connector_meta`: an engine sends one heartbeat
-for all that it waits for) and `nixl/base_worker.py` (`_handle_heartbeat`,
-`_reap_expired_send_leases`). Two differences: vLLM sends and looks once a step, and its first
-heartbeat to an engine that it has not met only shakes hands.
+Push: it names its free blocks to the prefill replica, which writes. Leases are those of
+`nixl/base_scheduler.py` and `base_worker.py` (`_handle_heartbeat`, `_reap_expired_send_leases`).
+An engine sends one heartbeat for all that it waits for (`build_connector_meta`).
+There are two differences. vLLM sends and looks once a step, and its first heartbeat to a new engine
+only shakes hands.
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ class LlmD(LocalPrefill[LlmDOptions]):
 
 
 class DynamoOptions(Options):
-    """tokens, share  a prompt is computed where it is decoded if fewer tokens are not cached than
+    """tokens, share  a prompt is computed on its decode replica if fewer tokens are not cached than
                       both of these, the second of the whole prompt
-    busy              and wherever every prefill replica has so many requests; None: never for that
+    busy              and also if every prefill replica has so many requests; None: never for that
     """
 
     tokens: int = Field(2048, ge=0)
@@ -140,12 +139,11 @@ class Push:
 
 @dataclass(frozen=True)
 class Connector:
-    """lease_s    how long a prefill replica keeps what is not fetched (`kv_lease_duration`)
+    """lease_s    seconds for which a prefill replica keeps unfetched KV (`kv_lease_duration`)
     recompute  a request whose KV cannot be fetched computes it, and does not fail
                (`kv_load_failure_policy`)
-    rule       which prompts are computed where they are decoded
-    push       None: the decode replica reads
-    """
+    rule       which prompts are computed on their decode replica
+    push       None: the decode replica reads"""
 
     lease_s: float = 30.0
     recompute: bool = False

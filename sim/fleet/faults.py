@@ -170,7 +170,7 @@ class Faults:
             self._put(fault.until_s, partial(self._draw, fault.replica, up_s, rng))
 
     def _begin(self, fault: Fault) -> bool:
-        """False where the replica is gone."""
+        """Return False if the replica is down."""
         replica = self._now_at[fault.replica]
         if replica.life is Life.DOWN:
             return False

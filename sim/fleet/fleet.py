@@ -27,16 +27,15 @@ from twinserve.sim.fleet.view import FleetView
 
 
 class Fleet:
-    """replicas  that are up when the clock starts
+    """replicas  those up when the clock starts
     router    by default `least-requests`
-    migrates  whether requests of a replica that fails, or that has drained long enough, go on
-              elsewhere with the tokens that their clients have; otherwise they fail
+    migrates  requests of a replica that fails, or has drained long enough, continue on another one
+              with the tokens that their clients have; otherwise they fail
     offline_window  best-effort requests wait in the fleet, and a replica that has fewer of them
               than this pulls whole families (`FamilyPool`); None: the router places them as others
-    on_ended  called with the requests that ended at one instant, after all of them have
-    on_leaving  called with a request that was withdrawn from a replica, before it has ended there
-    application  group -> what policies are told of it (`Policy.on_application`); None: nothing
-    """
+    on_ended  called with all requests that ended at one instant
+    on_leaving  called with a request withdrawn from a replica, before its end there
+    application  group -> facts for policies (`Policy.on_application`); None: nothing"""
 
     def __init__(
         self,
@@ -240,8 +239,8 @@ class Fleet:
 
     # -- one order of applications -----------------------------------------------------------------
     def _needs_order(self, policy: Policy) -> None:
-        """Raises PolicyError where the router would spread what the policy accounts for as a
-        whole."""
+        """Raise PolicyError if the router would spread an application that the policy accounts for
+        as a whole."""
         order = order_of(policy, self.router)
         if order is None:
             return
@@ -319,7 +318,7 @@ class Fleet:
         return True
 
     def _place(self, request: Request) -> bool:
-        """False where it is to wait."""
+        """Return False if the request must wait."""
         view = self._view
         view.now = self.clock.now
         if self._pool is not None and offline(request):
@@ -449,8 +448,9 @@ class Fleet:
         return self.recovery.again(request, loss if loss is not None and row in loss.rows else None)
 
     def _again(self, moving: list[Request]) -> None:
-        """Requests that no replica has any more. Each is the fleet's until its turn: where an
-        earlier one is rejected, its application fails, and the rest of that does not go on."""
+        """Place requests that no replica has any more. Each stays with the fleet until its turn: if
+        an earlier one is rejected, its application fails, and the application's other requests
+        end."""
         for request in moving:
             self._held.hold(request, self.clock.now)
         for request in moving:

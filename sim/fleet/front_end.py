@@ -1,9 +1,9 @@
-"""What lies between clients and a fleet: the API server's thread, and the client's own.
+"""The delays between clients and a fleet: the API server's thread, and the client's own.
 
-An API server of vLLM does nearly all between HTTP and its engine on one thread, in the order in
-which work comes: it takes requests in, sends them on when they are tokenised, and handles the
-outputs of steps (vllm/v1/engine/async_llm.py, `output_handler`). So requests wait for outputs and
-outputs for requests. A client in one process has one such thread too.
+Nearly all work of vLLM's API server between HTTP and its engine runs on one thread, in order of
+arrival. The thread accepts requests, forwards tokenised ones, and handles step outputs
+(vllm/v1/engine/async_llm.py, `output_handler`). So requests wait for outputs and outputs for
+requests. A client in one process has one such thread too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SHORT_TURNS = 5
 
 
 class Between:
-    """Delays of clients' requests to `fleet`, and of its tokens to them; queues where the delays
-    have service times."""
+    """Delays of clients' requests to `fleet`, and of tokens to them; queues if the delays have
+    service times."""
 
     def __init__(self, delays: Delays, clock: Clock, fleet: Fleet) -> None:
         self.delays, self.clock, self.fleet = delays, clock, fleet

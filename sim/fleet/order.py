@@ -17,14 +17,14 @@ from twinserve.sim.fleet.view import FleetView
 
 
 class FleetOrder:
-    """Drives a policy's `ApplicationOrder` by what a fleet does.
+    """Drive a policy's `ApplicationOrder` by the work of a fleet.
 
-    Service: an iteration of the fleet is worth what an iteration of all replicas that are up is
-    worth together. How many there were is the mean over the replicas that had requests, weighted
-    by that worth. Steps count from when they begin, so what a run of steps hides counts too, and
-    service is the same however many steps an engine takes at once.
+    Service: an iteration of the fleet counts as one iteration of all replicas that are up. Their
+    number is the mean over the replicas that had requests, weighted by that service. Steps count
+    from their begin, so steps inside a run count too, and service does not depend on how many steps
+    an engine takes at once.
 
-    application  group -> what policies are told of it; None: nothing
+    application  group -> facts for policies; None: nothing
     """
 
     def __init__(

@@ -1,12 +1,11 @@
 """Requests that wait in the fleet: held for a replica, or in the pool of offline (best-effort) work
 from which replicas pull.
 
-Offline requests wait as families: requests whose prompts begin with the same block of text (that is
-how Echo's own pool tells documents apart, policies/echo/pool.py), or that share an `affinity` where
-there is no text. A replica that has fewer offline requests than its window pulls whole families
-until it has as many. From then on it is the home of the family: a later request goes there at once,
-while it is up. So a text is computed on one replica, and the pool has only families that any
-replica may take.
+Offline requests wait as families, whose prompts begin with the same block of text (as documents in
+Echo's own pool, policies/echo/pool.py). Without text, requests with one `affinity` are a family. A
+replica with fewer offline requests than its window pulls whole families until the window is full.
+The replica is then the home of these families: while it is up, their later requests go there at
+once. So each text is computed on one replica, and any replica may take the families in the pool.
 """
 
 from __future__ import annotations

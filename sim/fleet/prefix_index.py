@@ -1,5 +1,5 @@
-"""Which replica has how much of a prompt: an index fed by KV events, a guess from what was sent,
-the names of contents, and KV events on their way to the router."""
+"""How much of a prompt each replica has: an index fed by KV events, or a guess from sent requests.
+Also the names of contents, and KV events on their way to the router."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class PrefixIndex:
     def longest_prefix(self, replica: int, contents: np.ndarray) -> int:
         """Leading blocks of a prompt (int64[n], from its first block on) that the replica has.
 
-        A request that comes finds at most `(prompt_tokens - 1) // block_tokens` of them: its last
-        token is always computed. Raises KeyError where the replica is not here.
+        At most `(prompt_tokens - 1) // block_tokens` of them help a request: the last token is
+        always computed. Raises KeyError for an unknown replica.
         """
         return self._caches[replica].longest_prefix(contents)
 
@@ -65,8 +65,8 @@ class PrefixIndex:
 
 
 class _Cache:
-    """The cache of one replica: a KvListener. A flag a content is looked up for a whole prompt at
-    once, where a set would be asked block by block."""
+    """The cache of one replica: a KvListener. It has a flag for each content, so that a whole
+    prompt is looked up at once."""
 
     def __init__(self) -> None:
         self.size = 0

@@ -42,8 +42,8 @@ class Recovery:
         return End.MOVED if self.goes_on else End.FAILED
 
     def again(self, request: Request, loss: Loss | None) -> bool:
-        """Whether the request, which has lost its replica, is placed again. loss: None where the
-        replica has drained, which does not count towards the limit."""
+        """Return whether a request that lost its replica is placed again. loss: None after a drain,
+        which does not count towards the limit."""
         if loss is not None:
             request.failures += 1
             most = self.limit if self.goes_on else 0

@@ -50,12 +50,11 @@ class Network:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """made_of  what a reader is told of it: policy, profile, pool of a fleet file
-    model    of its step times, as it was measured beforehand; None: it was not
-    life, since_s  what it does, and when (seconds) each part of its life began
+    """made_of  for readers: policy, profile, pool of a fleet file
+    model    its step times, as measured beforehand; None: unknown
+    life, since_s  its state, and when (seconds) each part of its life began
     requests       by row of the engine's table
-    network        to other replicas; None: nothing goes there
-    """
+    network        to other replicas; None: nothing goes there"""
 
     engine: Engine
     role: Role = Role.SERVE

@@ -252,7 +252,7 @@ def _parts(fleet: Disaggregated, request: Request) -> list[float]:
 
 
 def _marks(fleet: Disaggregated, stay: Placement, until: float) -> list[tuple[str, float]]:
-    """Part, and when it ended, one after another; `until` where it did not."""
+    """Return each part with its end; `until` if it has none."""
     table = stay.replica.engine.core.requests
     scheduled_s = float(table.first_scheduled_s[stay.row])
     if math.isnan(scheduled_s):

@@ -170,13 +170,14 @@ class PlannerOptions(Ticking):
 class DynamoPlanner(Scaler[PlannerOptions]):
     """Dynamo's planner in its SLA mode, for replicas that prefill and decode.
 
-    Every `long` seconds throughput sets a floor: as many replicas as the work of the last interval
-    would keep busy. Every `every` seconds load moves the number by one, and none while one starts:
-    up if all replicas are predicted to break an objective, down if all are below `down` of both.
-    Predictions: TTFT of a further mean prompt behind the queue; ITL of a step with all that run.
+    Every `long` seconds throughput sets a floor: the replicas that the work of the last interval
+    would keep busy. Every `every` seconds load moves the number by one, unless a replica starts. It
+    goes up if all replicas are predicted to break an objective, down if all are below `down` of
+    both. Predictions: TTFT of a further mean prompt behind the queue; ITL of a step with all
+    requests.
 
-    Source: Dynamo, planner guide and design (two loops, intervals, sensitivity 80 %), and its pull
-    request 9294: with N replicas less one the queue and the KV in use grow by N / (N - 1). The
+    Source: Dynamo, planner guide and design (two loops, intervals, sensitivity 80 %). After its
+    pull request 9294, with N replicas less one the queue and the KV in use grow by N / (N - 1). The
     predictions are by the step-time model; Dynamo fits one to what it observes.
     """
 

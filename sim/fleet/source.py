@@ -25,11 +25,11 @@ from twinserve.traces.workload import BEST_EFFORT, BestEffortPool, Workload
 class RequestSource:
     """Feeds `fleet` from `workload`.
 
-    on_submit(count): progress; `submitted` counts requests, those of the pool too.
-    client_timeout_s: how long clients wait for the end of their request.
-    pool_objectives: TTFT and TPOT in seconds of each request of the pool; NaN: none.
-    front_end: what lies between clients and fleet. Clients go by their own clock: they wait from
-    when they sent a request, and send what follows when they have seen its end.
+    on_submit(count): progress; `submitted` counts requests, also of the pool. client_timeout_s:
+    seconds that clients wait for the end of their request. pool_objectives: TTFT and TPOT in
+    seconds of each request of the pool; NaN: none. front_end: between clients and fleet. Clients
+    use their own clock: they wait from sending a request, and send the next one when they have seen
+    its end.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class RequestSource:
         return Application(group, self.group_names[group], self._first_s[group], *self._told(group))
 
     def _told(self, group: int) -> tuple[str | None, str | None]:
-        """Kind and input text of an application; None where the workload has none."""
+        """Return kind and input text of an application; None if the workload has none."""
         info = self.workload.applications.get(group)
         return (None, None) if info is None else (info.kind, info.text)
 

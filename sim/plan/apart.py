@@ -1,13 +1,12 @@
-"""Prefill apart from decode beside a fleet of equal replicas: with how few of the same GPUs it
-keeps the same objectives.
+"""Prefill apart from decode compared with equal replicas: how few of the same GPUs keep the same
+objectives.
 
-The walk for the least replicas of both roles:
-
-Where more replicas of either role are never worse, the splits that are enough lie above and to the
-right of a staircase. The walk goes down the diagonal of all splits with one replica less than the
-best so far, from few prefill replicas to many. A split of it that is enough begins the next
-diagonal; those that it has passed cannot hold there, since they would have fewer decode replicas.
-Like `search.smallest` it is a generator: it yields the split to try and is sent the answer.
+The walk for the fewest replicas of both roles assumes that more replicas are never worse. Then the
+splits that are enough lie above and to the right of a staircase. The walk goes along the diagonal
+of splits with one replica less than the best so far, from few prefill replicas to many. A split
+that is enough begins the next diagonal. Splits already passed cannot be enough there, since they
+would have fewer decode replicas. Like `search.smallest` it is a generator: it yields the split to
+try and is sent the answer.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """keeps: whether the split is enough. of_decode: where it is not, only tokens after the first
-    are late, and so prefill replicas are not why. Late first tokens may be those of either role: a
-    computed prompt waits for memory where it is decoded."""
+    """keeps: the split is enough. of_decode: if not, only tokens after the first are late, so
+    prefill replicas are not the cause. Late first tokens can be due to either role: a computed
+    prompt waits for memory on its decode replica."""
 
     keeps: bool
     of_decode: bool = False
@@ -125,14 +124,14 @@ TIMES = 2  # as many replicas as the aggregated fleet has, at most
 
 @dataclass(frozen=True)
 class Apart:
-    """The smallest fleet with prefill apart from decode, beside an aggregated one of the same kind.
+    """The smallest fleet with prefill apart from decode, and the aggregated one of the same kind.
 
     aggregated  the fleets of equal replicas that were looked at, from the smallest that is enough
-    most        replicas of both roles together that were tried at most
+    most        the most replicas of both roles together that were tried
     split       None: none of up to `most` keeps the objectives
     sized       of the split: its trials to their ends, on all peaks
     tried       splits, in order
-    fast, slow  the splits if steps are shorter and longer by what is expected of the profile; None:
+    fast, slow  the splits if steps are shorter and longer by the profile's expected error; None:
                 not even `farthest` replicas are enough
     """
 
@@ -268,7 +267,7 @@ def said_of(one: Apart, name: str, verdict: str) -> str:
 
 
 def _than(one: Apart) -> str:
-    """Its replicas beside equal ones, of which the same is known."""
+    """Compare its replicas with equal ones that are known as well."""
     assert one.split is not None and one.sized is not None
     beside = one.compared
     if beside is None:

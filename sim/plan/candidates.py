@@ -119,7 +119,7 @@ def check_list(flag: str, given: list) -> None:
         if isinstance(one, int) and one < 1:
             raise SettingsError(f"--{flag} {one}: is no count; give whole numbers above 0")
         if given.count(one) > 1:
-            raise SettingsError(f"--{flag}: {one} is there twice; keep one of them")
+            raise SettingsError(f"--{flag}: {one} is given twice; keep one of them")
 
 
 def own_profile(model: str) -> Profile | None:

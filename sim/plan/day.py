@@ -1,9 +1,9 @@
-"""Step 2 of Echo's toolkit (Sec. 5.4): a day with offline work beside the online requests.
+"""Step 2 of Echo's toolkit (Sec. 5.4): a day with both offline and online requests.
 
-A day is its load over time, as a share of the peak's: that of the trace where it lasts a day, else
-the tide of `traces/generators/tidal.py`. It is not run second by second: the peak's requests are
-run at LEVELS of the load, as slowly as each of them says, beside a closed loop of offline requests.
-What the loop gets between two levels lies on the line between them.
+A day is its load over time, as a share of the peak's. A trace of a day gives it, else the tide of
+`traces/generators/tidal.py`. The day is not run second by second. The peak's requests run at LEVELS
+of the load, with a closed loop of offline requests. The loop's tokens between two levels are
+interpolated.
 """
 
 from __future__ import annotations
@@ -63,12 +63,11 @@ def plan_day(
     objectives: Sequence[Objective],
     pool: int,
 ) -> Waves:
-    """Returns (Day | None, list[Needed]): the cheapest candidate that keeps its objectives beside
-    offline work (None if none does), and what the cheapest of each policy needs.
+    """Return (Day | None, list[Needed]): the cheapest candidate that keeps its objectives with
+    offline work (None if there is none), and the need of each policy's cheapest.
 
     sizes   candidates after step 1. One that was given up there may be the cheapest here, and is
-            then sized; one that cannot cost less than what another of its policy needs beside
-            offline work is not looked at further.
+            then sized, unless it must cost more than another candidate of its policy
     pool    requests in a batch of the closed loop
     """
     looks = [_Beside(size, pool, cost, i) for i, size in enumerate(sizes) if size.hopeless is None]
@@ -118,11 +117,11 @@ def day_load(peaks: Sequence[Peak]) -> tuple[np.ndarray, str]:
 
 @dataclass
 class _Beside:
-    """A candidate on its way to the smallest number of replicas beside offline work.
+    """A candidate in the search for the smallest number of replicas with offline work.
 
     place  among all candidates: of two that cost the same, with offline work and without, the first
            is taken
-    tried  trials of each number at the peak, beside offline work
+    tried  trials of each number at the peak, with offline work
     """
 
     size: Size

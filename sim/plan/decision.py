@@ -1,5 +1,4 @@
-"""What to buy: the row that is cheapest by the number of replicas that its range of step times may
-need, and why it is not the first row."""
+"""The row to buy: the cheapest over the range of step times, and why it is not the first row."""
 
 from __future__ import annotations
 

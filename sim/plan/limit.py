@@ -47,9 +47,14 @@ LOST = ("saturated", "sheds")  # verdicts of sim/results/saturation.py
 
 @dataclass(frozen=True)
 class Setting:
-    """One server. axes: what tells it from the others, as flags have it; settings: of a
-    SimulationConfig, as JSON; guess: where the search begins, a place on the grid; draws: 1 if
-    texts or sessions tie lengths to requests; notices: of its words."""
+    """One server.
+
+    axes      its distinguishing settings, as flags have it
+    settings  of a SimulationConfig, as JSON
+    guess     the start of the search, a place on the grid
+    draws     1 if texts or sessions tie lengths to requests
+    notices   of its words
+    """
 
     axes: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -211,8 +216,8 @@ def rate_of(workload: Workload) -> float:
     """Return requests/s. Raises WorkloadError if all arrive at once."""
     if not workload.span_s > 0:
         raise WorkloadError(
-            f"{workload.provenance.name}: all requests come at once, so they have no rate to "
-            "change; look for a number of clients instead (--concurrency)"
+            f"{workload.provenance.name}: all requests arrive at once, so there is no rate to "
+            "change; search the number of clients instead (--concurrency)"
         )
     return len(workload) / workload.span_s
 
@@ -252,9 +257,9 @@ def load_at(place: int, closed: bool) -> float:
 def _sized(config: SimulationConfig) -> tuple[float, int]:
     """(estimated capacity, requests/s; requests to run). Raises SettingsError."""
     if config.load is not None:
-        raise SettingsError("--load sets the rate, which is looked for here; drop it")
+        raise SettingsError("--load sets the rate, which is searched here; drop it")
     if config.pool:
-        raise SettingsError("--pool: offline requests have no limit to look for; drop it")
+        raise SettingsError("--pool: offline requests have no rate to search; drop it")
     given = any(x is not None for x in (config.requests, config.duration, config.window))
     few = config if given else config.model_copy(update={"requests": FEWEST})
     inputs = resolve(few, sources=SOURCES)
@@ -287,9 +292,7 @@ def _setting(
     if not closed:
         rate_of(workload)
     elif (workload.group >= 0).any():
-        raise WorkloadError(
-            f"{config.trace}: its sessions say when a request comes; drop --concurrency"
-        )
+        raise WorkloadError(f"{config.trace}: its sessions set the arrivals; drop --concurrency")
     redrawn = is_synthetic(config.trace) or can_deal(workload)
     gpus = sum(n * hardware.profile.gpus for hardware, n in inputs.machines)
     guess = 16 if closed else place_of(0.8 * capacity, closed)

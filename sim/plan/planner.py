@@ -102,10 +102,9 @@ class Closer:
 @dataclass(frozen=True)
 class Plan:
     """rows: enough ones by rank, then the others. priced: rank is by dollars, else by GPUs. day:
-    the cheapest beside offline work; None if that was not asked for, or if none keeps the
-    objectives. notices: of the trials of the candidates, each once. apart: of rows that are enough,
-    in their order, where that was asked for. savings: of each policy against vllm, at the peak and
-    then beside offline work."""
+    the cheapest with offline work; None if not asked for, or if none keeps the objectives. notices:
+    of the trials of the candidates, each once. apart: of rows that are enough, in their order, if
+    asked for. savings: of each policy against vllm, at the peak and then with offline work."""
 
     question: Question
     objectives: tuple[Objective, ...]
@@ -244,7 +243,8 @@ def make_plan(
 def _savings(
     policies: Sequence[str], rows: Sequence[Row], beside: Sequence[Needed], pool: int
 ) -> tuple[Saving, ...]:
-    """Of the other policies against vllm: at the peak, and beside offline work where asked for."""
+    """Return the other policies' savings against vllm: at the peak, and with offline work if asked
+    for."""
     alone = [
         Needed(row.candidate, row.sized.replicas, row.sized.answer)
         for row in rows
@@ -264,8 +264,8 @@ def _search(
     workers: Executor,
     report: Callable[[int, int], None],
 ) -> int:
-    """Every candidate to its smallest number, or to where it must cost more than another one of
-    its policy does: so policies can be compared."""
+    """Search every candidate's smallest number, or until it must cost more than another one of its
+    policy: so policies can be compared."""
 
     def cheapest(policy: str) -> tuple[float, int] | None:
         of_policy = [s for s in sizes if s.candidate.policy == policy]
@@ -392,7 +392,7 @@ def _apart(
     workers: Executor,
     report: Callable[[int, int], None],
 ) -> tuple[list[Apart], int]:
-    """Prefill apart from decode beside each row that is enough, and the trials that took."""
+    """Return prefill apart from decode for each row that is enough, and the trials needed."""
     looks = [
         smallest_split(_of(sizes, row), row.closer.sizes, objectives, draws)
         for row in rows

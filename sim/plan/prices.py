@@ -52,7 +52,7 @@ def load_prices(file: Path | None = None) -> Prices:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise SettingsError(f"--prices {file}: is no text in UTF-8; write it as CSV") from None
+        raise SettingsError(f"--prices {file}: is not UTF-8 text; write it as CSV") from None
     except ValueError:  # a null character in the name
         raise SettingsError(f"--prices {file}: is no path to a file; name another one") from None
     return read_prices(text, f"--prices {file}")
@@ -83,7 +83,7 @@ def read_prices(text: str, where: str) -> Prices:
             )
         price = _price({name: field.strip() for name, field in zip(head, row, strict=True)}, at)
         if price.gpu in found:
-            raise SettingsError(f"{at}: {price.gpu} is there twice; keep one of its rows")
+            raise SettingsError(f"{at}: {price.gpu} is listed twice; keep one of its rows")
         found[price.gpu] = price
     return found
 
@@ -99,7 +99,7 @@ def _check_head(head: list[str], where: str) -> None:
             known = ", ".join((*_NEEDED, *_FURTHER))
             raise SettingsError(f"{where}: no column {shown(name)!r}; there are {known}")
         if head.count(name) > 1:
-            raise SettingsError(f"{where}: column {name} is there twice; keep one of them")
+            raise SettingsError(f"{where}: column {name} is repeated; keep one of the two")
 
 
 def _price(row: Mapping[str, str], at: str) -> Price:

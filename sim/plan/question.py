@@ -27,12 +27,12 @@ class Question:
     settings  of a SimulationConfig: for engines limits, memory, scheduling; and how traces are read
     grow      factor on the rate of the recordings
     draws     of the peak: as recorded, and with lengths dealt anew
-    priced    by this table; where it lacks one of the GPUs, candidates rank by GPUs
+    priced    by this table; if it lacks one of the GPUs, candidates rank by GPUs
     pool      offline requests in a batch of the closed loop of step 2; 0: no step 2
-    survive   replicas that fail as the peak begins; on_failure, detection_s: what becomes of their
+    survive   replicas that fail as the peak begins; on_failure, detection_s: the fate of their
               requests, and when the router learns of it
     all_sizes no candidate is given up because another one of its policy is cheaper
-    prefill_decode  beside each row prefill apart from decode is tried, too
+    prefill_decode  for each row, prefill apart from decode is tried too
     prices    the file of prices that was given; for the record
     """
 
@@ -119,7 +119,7 @@ def check_question(question: Question) -> None:
         raise SettingsError(f"{flag}: nothing fails; give --survive 1")
     if question.on_failure not in list(Action):
         raise SettingsError(
-            f"--on-failure {question.on_failure}: there is no such answer; give {', '.join(Action)}"
+            f"--on-failure {question.on_failure}: is unknown; give {', '.join(Action)}"
         )
     if not 0 <= question.detection_s < 1e6:
         raise SettingsError(f"--detection {question.detection_s:g}: give seconds, 0 or more")

@@ -43,7 +43,7 @@ class Saving:
 
     ours, theirs  the cheapest of the policy and of vllm; None: no number within --most-gpus keeps
                   the objectives
-    pool          requests in a batch of the offline loop beside; 0: none, the peak alone
+    pool          requests in a batch of the offline loop; 0: none, the peak alone
     """
 
     policy: str
@@ -76,7 +76,7 @@ class Saving:
 
     def __str__(self) -> str:
         """The closing line of a plan."""
-        where = f"beside {self.pool:,} offline requests" if self.pool else "at the peak"
+        where = f"with {self.pool:,} offline requests" if self.pool else "at the peak"
         if self.ours is None:
             return (
                 f"{where}: policy {self.policy} saves nothing against {BASELINE}: within "

@@ -30,16 +30,15 @@ class Smallest:
 
 
 def smallest(guess: int, least: int, most: int, above: bool = True, stride: int = 1) -> Trying:
-    """Search from `guess` by growing strides up or down to where the answer changes, then by
-    halves.
+    """Search from `guess` by growing strides up or down until the answer changes, then by halves.
 
     least  none below it should be enough; it is checked, one below the answer, and not believed
     most   the largest that is tried
-    above  the number above the answer is tried as well. It never changes the answer, only
-           whether `monotone` is seen to be false.
+    above  also try the number above the answer. It never changes the answer, only whether
+           `monotone` is seen to be false
     stride the first one
 
-    The number below the answer is always tried. Where more is not always better (`monotone`), the
+    The number below the answer is always tried. If more is not always better (`monotone`), the
     answer is the smallest of those tried.
     """
     tried: dict[int, bool] = {}

@@ -48,7 +48,7 @@ def head_lines(plan: Plan) -> list[str]:
             + (f", grown by {plan.question.grow:g}" if plan.question.grow != 1 else "")
         )
     if plan.question.rate is None and any(map(is_synthetic, plan.question.traces)):
-        lines.append(f"rate {GENERATED_RATE:g} requests/s, as none was given (--rate sets it)")
+        lines.append(f"rate {GENERATED_RATE:g} requests/s, the default (--rate sets another)")
     said = ", ".join(str(o) for o in plan.objectives)
     return [*lines, f"objectives: {said}", *_survived(plan)]
 
@@ -105,13 +105,13 @@ def _unsure(plan: Plan) -> list[str]:
 
 
 def _not_told(plan: Plan) -> list[str]:
-    """An objective that a server cannot be told as it is."""
+    """Return a note on an objective that a server cannot take as it is."""
     growing = [one for one in plan.objectives if one.prefills]
     told = any(row.status == "enough" and deadlines_told(row.candidate) for row in plan.rows)
     return [
-        f"{one}: the command lines tell a server {spoken(one.bound_s)} for every prompt, since "
-        "what grows with the prompt belongs to a request: let clients send "
-        "vllm_xargs.slo_ttft_s, or the server decides otherwise than the plan (docs/serving.md)"
+        f"{one}: the command lines give a server {spoken(one.bound_s)} for every prompt. Since "
+        "this objective grows with the prompt, let clients send vllm_xargs.slo_ttft_s, or the "
+        "server decides differently from the plan (docs/serving.md)"
         for one in growing
         if told
     ]
@@ -193,14 +193,14 @@ def day_lines(plan: Plan) -> list[str]:
     day = plan.day
     if day is None:
         return [
-            f"a day beside a closed loop of {plan.question.pool:,} offline requests: no number of "
-            f"replicas with up to {plan.question.most_gpus:,} GPUs keeps the objectives; choose a "
-            "policy that lets online requests pass (echo, bros), or raise --most-gpus"
+            f"a day with a closed loop of {plan.question.pool:,} offline requests: no number of "
+            f"replicas with up to {plan.question.most_gpus:,} GPUs keeps the objectives; choose "
+            "a policy that prefers online requests (echo, bros), or raise --most-gpus"
         ]
     lines = [
-        f"a day beside a closed loop of {plan.question.pool:,} offline requests "
-        f"({day.profile}): {_counted(day.replicas or 0)} of {named(day.candidate, plan)}, "
-        f"{day.offline_tokens_per_day / 1e6:,.0f} M offline tokens"
+        f"a day with a closed loop of {plan.question.pool:,} offline requests ({day.profile}): "
+        f"{_counted(day.replicas or 0)} of {named(day.candidate, plan)}, "
+        f"{day.offline_tokens_per_day / 1000000.0:,.0f} M offline tokens"
         + ("" if day.holds else "; the objectives break at a lower load than the peak's")
     ]
     return lines + [

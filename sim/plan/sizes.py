@@ -1,8 +1,8 @@
 """How many replicas of one kind keep the objectives: the search of one candidate.
 
-Bounds are for the requests that must keep the objectives, and those are taken to be the easiest
-ones: where 90 % must keep theirs, the tenth that asks for most is not counted. Prompts that share
-texts may come from a cache, so that a load with prefixes has no bound here but one replica.
+Bounds are for the requests that must keep the objectives, taken to be the easiest ones: if 90 %
+must keep theirs, the most demanding tenth is not counted. Prompts that share texts may come from a
+cache, so a load with prefixes has no bound but one replica.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Size:
     least, guess  from work and memory, before any trial
     most          replicas that may be tried
     hopeless      why no number is enough; None if one may be
-    trials        of each number, one a peak; fewer where one has failed
+    trials        of each number, one a peak; fewer after a failure
     found         None if the search was given up
     """
 

@@ -1,11 +1,10 @@
 """One trial of a plan: a stretch of a trace on so many replicas, and which objectives it keeps.
 
-A trial is a run of `simulate` with the settings that it has; what is asked of it is less. It ends
-as soon as more requests have missed an objective than may, and a trial for its verdict alone also
-once as many have kept each objective as must: the verdict of the whole run is the same, since what
-is counted cannot be undone.
+A trial is a run of `simulate` with the same settings that may end early. It ends as soon as more
+requests have missed an objective than may. A trial for its verdict alone also ends once as many
+have kept each objective as must. The verdict of the whole run is the same, since counts only grow.
 
-Memory predictions against what was held later: Echo, Sec. 5.3.
+Memory predictions against later use: Echo, Sec. 5.3.
 """
 
 from __future__ import annotations
@@ -191,11 +190,11 @@ def dealt(workload: Workload, since_s: float, draw: int) -> Workload:
 
 
 class UntilKnown(Simulation):
-    """Ends where an objective cannot be kept any more: `missed` then says which, by position. Ends
-    with `verdict` also if no objective can be lost any more, and `kept` is then true.
+    """End a run once an objective cannot be kept: `missed` then says which, by position. With
+    `verdict`, also end if no objective can be lost, and `kept` is then true.
 
     since_s  requests that arrive from then on are judged
-    early    otherwise it runs to the end whatever is missed or kept
+    early    if not set, the run goes to its end
     slice_s  simulated seconds from one look to the next
     """
 

@@ -1,9 +1,9 @@
-"""Three answers: an objective is met, failed, or not decided by what was run.
+"""Three answers: an objective is met, failed, or not decided by these runs.
 
-Requests of one run depend on each other: a burst makes many of them late at once. So a share of
-kept requests is judged by parts of the run, ten of each, and by draws, not by requests: the
-ratio of two sums over parts, with Student's interval for it. Parts still depend on their neighbours
-where a queue lasts longer than one of them, and the interval is too narrow then.
+Requests of one run depend on each other: a burst delays many at once. So a share of kept requests
+is judged by ten parts of each run, and by draws. It is the ratio of two sums over parts, with
+Student's interval for it. Parts still depend on their neighbours if a queue outlasts one of them;
+the interval is then too narrow.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Answer = Literal["meets", "fails", "undecided"]
 
 @dataclass(frozen=True)
 class Attained:
-    """An objective over all draws of a size. share: of the requests, low and high: its 95 %
-    interval; value_s: what the asked share of the recorded draw keeps, None if some never ended;
-    slack: how far that is below the bound, as a share of it, negative where it is above."""
+    """An objective over all draws of a size. share: of the requests; low, high: its 95 % interval;
+    value_s: what the asked share of the recorded draw keeps, None if some never ended; slack: how
+    far that is below the bound, as a share of it, negative above the bound."""
 
     objective: Objective
     share: float

@@ -1,8 +1,7 @@
 """Runs the trials of many searches, a few at once, the cheapest search first.
 
-Trials of searches that may be given up go in waves of a fixed size, so that what is tried, and what
-is given up, is the same however many processes there are. Searches that all run to their end need
-no waves.
+Trials of searches that may be given up go in waves of a fixed size. So the trials do not depend on
+the number of processes. Searches that all run to their end need no waves.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ Waves = Generator[list[Any], list[Any], Any]  # a search that waits for several 
 
 @dataclass
 class Task:
-    """A search. rank: what it could cost at the least, told anew before each wave, None if it
-    is to be given up; found: what it returned."""
+    """A search. rank: its least possible cost, updated before each wave, None if it is to be given
+    up; found: what it returned."""
 
     search: Search | Waves
     rank: Callable[[], Any | None]

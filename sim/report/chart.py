@@ -1,5 +1,5 @@
-"""What a chart of a page is made of, for every way of drawing it: curves with their numbers, axes
-with their units, and what is seen in it, in words.
+"""The parts of a chart, for every way of drawing it: curves with their numbers, axes with their
+units, and a description in words.
 
 Long curves are thinned before they come here; `note` says so, and how.
 """
@@ -166,9 +166,9 @@ def number(value: float) -> str:
 
 
 def thinned_steps(values: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """The cumulative distribution of float64[n]: (ascending values, share at or below each). Beyond
-    `points` values every so many ranks are kept, the least and the largest too, so that a share is
-    off by less than 1 / points between two of them, and right at each."""
+    """Return the cumulative distribution of float64[n]: (ascending values, share at or below each).
+    Beyond `points` values, only equally spaced ranks are kept, with the least and the largest. A
+    share is exact at each, and off by less than 1 / points between two."""
     ordered = np.sort(values)
     ranks = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), points)).astype(int))
     return ordered[ranks], (ranks + 1) / max(len(ordered), 1)
@@ -181,8 +181,8 @@ def spans_decades(values: Sequence[np.ndarray], ratio: float = 30.0) -> bool:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Numbers that a logarithmic axis from `low` to `high` shows: 1, 2 and 5 of each power of ten;
-    the powers alone where they are many."""
+    """Return ticks of a logarithmic axis from `low` to `high`: 1, 2 and 5 of each power of ten; the
+    powers alone if they are many."""
     steps = (1, 2, 5) if high / low < 1000 else (1,)
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     every = [float(f"{step}e{power}") for power in powers for step in steps]

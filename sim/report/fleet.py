@@ -113,7 +113,7 @@ def notes_of(results: Mapping[str, RunResult]) -> list[str]:
 
 
 def _left_out(results: Mapping[str, RunResult]) -> list[str]:
-    """What the warm-up took from the metrics; one line where that is the same in all runs."""
+    """Describe what the warm-up took from the metrics; one line if equal in all runs."""
     found = [r.summary["warmup"] for r in results.values() if "warmup" in r.summary]
     return list(dict.fromkeys(map(warmup_line, found)))
 

@@ -121,7 +121,7 @@ def _order(folder: Path) -> tuple[int, list[tuple[int, int, str]]]:
 
 
 def _place(folder: Path) -> int:
-    """As `simulate` wrote it where it ran several policies; far behind where it did not."""
+    """Return the order in which `simulate` wrote several policies; far behind for other folders."""
     try:
         place = parse_json((folder / "timing.json").read_text(encoding="utf-8")).get("place")
     except (OSError, ValueError, AttributeError):  # the reader of the run says what is wrong

@@ -108,7 +108,7 @@ def _repeated(document: Mapping, combinations: int, seeds: int) -> str:
 
 
 def _csv(file: Path) -> pd.DataFrame | None:
-    """None where it is not there. Raises ResultsError for one that is no table."""
+    """Return the table, or None without a file. Raises ResultsError for a file that is no table."""
     if not file.exists():
         return None
     try:
@@ -120,8 +120,8 @@ def _csv(file: Path) -> pd.DataFrame | None:
 
 
 def _checked(means: pd.DataFrame, file: Path) -> list[str]:
-    """What combinations name: all that stands before the seeds. Raises ResultsError if that is
-    not there, or where a number is none."""
+    """Return the settings of combinations: all columns before the seeds. Raises ResultsError if
+    these are missing, or a number is none."""
     if "seeds" not in means:
         raise ResultsError(f"{file}: no column seeds; run the sweep again")
     numbers = [c for c in means if c == "seeds" or c.endswith(CI)]

@@ -1,4 +1,4 @@
-"""What metrics are called where a person reads them: in charts, on pages, beside measurements."""
+"""Names of metrics for readers: in charts, on pages, next to measurements."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LATENCY = re.compile(r"(mean|median|std|p[\d.]+)_(engine_)?([a-z0-9]+)_(ms|s)$"
 
 
 def label(path: str) -> tuple[str, str]:
-    """(what it is, unit) of a number by its dotted name in a summary; the unit is "" where it has
-    none: ("p99 TTFT, real-time", "ms") of classes.rt.p99_ttft_ms."""
+    """Return (name, unit) of a number by its dotted name in a summary; the unit may be "": ("p99
+    TTFT, real-time", "ms") of classes.rt.p99_ttft_ms."""
     found = re.fullmatch(r"(?:classes\.(\w+)\.)?(.*)", path)
     whose = CLASS_NAMES.get((found and found[1]) or "", "")
     rest = path.split(".", 2)[2] if whose else path

@@ -1,5 +1,5 @@
-"""Numbers of a sweep over one setting: a line for each combination of the others, bars for the 95 %
-intervals over seeds, bands for error bars of the step times. Pages and plot files draw the same."""
+"""Numbers of a sweep over one setting: a line for each combination of the others. Bars are 95 %
+intervals over seeds, bands error bars of the step times. Pages and plot files draw the same."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def queues(said: str) -> str:
 
 
 def values(table: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(mean, half width) of each combination; the latter 0 where one seed says nothing of it."""
+    """Return (mean, half width) of each combination; half width 0 for one seed."""
     if name not in table or f"{name}{CI}" not in table:
         return np.full(len(table), np.nan), np.zeros(len(table))
     half = table[f"{name}{CI}"].to_numpy(np.float64)

@@ -75,8 +75,8 @@ def folded(title: str, inside: Iterable[Html]) -> Html:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], kind: str = "") -> Html:
-    """A table that scrolls by itself where it is wider than the screen; cells of any text. One of
-    many columns is smaller, and on a phone a list with the heads beside the cells."""
+    """Return a table that scrolls if it is wider than the screen; cells of any text. A table of
+    many columns is smaller, and on a phone a list with the heads next to the cells."""
     cells = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
     many = len(head) > MANY
     names = [f' data-name="{text(name)}"' * many for name in head]

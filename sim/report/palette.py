@@ -1,6 +1,6 @@
 """Colours, dashes and marks of curves. Each colour has a contrast of three and more on the light
-background of a page and on the dark one, so that a curve keeps its colour in both; dashes and marks
-tell curves apart where a page is printed in grey."""
+and the dark background of a page, so that a curve keeps its colour. Dashes and marks distinguish
+curves in grey print."""
 
 COLOURS = (
     *("#2f7ed0", "#d9642a", "#2f9a5e", "#9a63cf"),

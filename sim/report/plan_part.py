@@ -271,8 +271,8 @@ def _memory(rows, names: Sequence[str]) -> Iterator[Chart]:
 
 
 def _around(rows: Sequence[Mapping]) -> list[Block]:
-    """Return the last size that fails, those that hold up to the first sure one, and what errors of
-    step times do."""
+    """Return the sizes from the last that fails and the first that is enough to the first sure
+    one."""
     body, said = [], []
     for row in rows:
         closer = row.get("closer")

@@ -1,5 +1,4 @@
-"""The charts of runs beside each other: throughput and latency, objectives, distributions, courses
-over time."""
+"""Charts of several runs: throughput and latency, objectives, distributions, courses over time."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def _errors(of: Mapping) -> str:
 
 
 def _on_bars(errors: Mapping | None) -> list[str]:
-    """What the ranges of a run stand for, where it has some."""
+    """Describe the ranges of a run, if it has some."""
     if not errors:
         return []
     ranges = "small print below a number is its range with step times off: "

@@ -1,4 +1,4 @@
-"""What a page needs of a run, without the run's rows: a folder of many large runs is read one by
+"""What a page needs of a run, without the run's rows. A folder of many large runs is read one by
 one, and each leaves a few thousand numbers."""
 
 from __future__ import annotations

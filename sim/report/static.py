@@ -118,8 +118,8 @@ def panels(
 
 
 def drawn(chart: Chart, size: str = "one") -> Figure:
-    """The chart as a figure of its own, with the text of each point beside it. Of a line what is
-    said of each point is left out: it has too many."""
+    """Draw the chart as a figure of its own, with the text of each point next to it. A line's
+    points have no text: there are too many."""
     figure = panels([chart], size=size)
     if size == "one":
         _name_points(figure.axes[0], chart, GREY)
@@ -127,8 +127,7 @@ def drawn(chart: Chart, size: str = "one") -> Figure:
 
 
 def _name_points(ax: Axes, chart: Chart, ink: str) -> None:
-    """Beside each point its text, on the side that has room; of a line what is said of each point
-    is left out: it has too many."""
+    """Write each point's text on the side that has room, except for the points of lines."""
     for curve in chart.curves:
         if curve.kind == "points":
             for x, y, text in zip(curve.x, curve.y, curve.about, strict=False):

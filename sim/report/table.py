@@ -137,8 +137,8 @@ def overloaded(summary: Mapping, label: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """A rendered line: a text for each run, which are the best (none, if all agree), and of runs
-    with error bars the low and high end ("" where the line has none)."""
+    """A rendered line: a text for each run; which are the best (none, if all agree); and the low
+    and high end of error bars ("" if the line has none)."""
 
     title: str
     cells: list[str]
@@ -149,9 +149,9 @@ class Row:
 def table_rows(
     results: Mapping[str, Mapping | RunResult], apart: bool = False
 ) -> list[tuple[str, list[Row]]]:
-    """(section, rows) of the lines that apply to at least one of the runs; summaries by label.
+    """Return (section, rows) of the lines that apply to any of the runs; summaries by label.
 
-    apart  a line for each percentile of a latency, where one for all of them is too wide
+    apart  a line for each percentile of a latency, if one for all of them is too wide
     """
     summaries = [_with_timing(result) for result in results.values()]
     asked = dict.fromkeys(q for summary in summaries for q in summary.get("percentiles", ()))
@@ -270,8 +270,8 @@ def render_table(
 
 
 def text_console(sink: IO[str], **how: Any) -> Console:
-    """Prints plain text into `sink`; in a notebook too, where a console by itself prints into the
-    page instead."""
+    """Print plain text into `sink`; also in a notebook, in which a console would print into the
+    page."""
     return Console(file=sink, color_system=None, force_jupyter=False, legacy_windows=False, **how)
 
 

@@ -1,5 +1,5 @@
-"""The chapters of simulation beside reality: comparisons with measured runs, and validations
-against a live engine."""
+"""The chapters on simulation and reality: comparisons with measured runs, and validations against a
+live engine."""
 
 from __future__ import annotations
 

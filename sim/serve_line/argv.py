@@ -1,9 +1,9 @@
 """The options of `vllm serve`, read with the rules of its own parser.
 
-options.csv has a line for each option of 0.32 and for each that went since 0.6: how many words it
-takes, whether it is simulated, and from and until which release it was seen. Names and numbers of
-words are those of `vllm.engine.arg_utils` and `vllm.entrypoints` (a live test compares them);
-`since` and `gone` are the first releases, of those that were at hand, with and without the option.
+options.csv has a line for each option of 0.32 and each that was removed since 0.6. A line has the
+number of words, whether the option is simulated, and its first and last releases. Names and numbers
+are compared with `vllm.engine.arg_utils` and `vllm.entrypoints` by a live test. `since` and `gone`
+are the first releases, of those at hand, with and without the option.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _parser(release: Release | None) -> argparse.ArgumentParser:
 
 
 def _unless_empty(read: Callable[[str], Any], takes: str) -> Callable[[str], Any]:
-    """A variable without a value stands for any number; whether it matters is told later."""
+    """A variable without a value stands for any number; whether that matters is decided later."""
 
     def value(text: str) -> Any:
         if plain(text) != text:
@@ -179,7 +179,7 @@ def _unknown(word: str, release: Release | None) -> str:
         return f"{word}: vLLM has no such option; drop it, or check how it is written"
     named = ".".join(map(str, release))
     gone = option.gone is not None and release >= option.gone
-    when = "has it no more" if gone else "does not have it yet"
+    when = "has removed it" if gone else "does not have it yet"
     return f"{word}: vLLM {named} {when}; drop it, or name the release that runs"
 
 
@@ -281,5 +281,5 @@ def _json(name: str, text: str) -> Any:
         return json.loads(_expanded(plain(text)))
     except ValueError:
         if text.strip().startswith("{"):
-            raise ServeLineError(f"{name} {plain(text)!r}: this is no JSON; mend it") from None
+            raise ServeLineError(f"{name} {plain(text)!r}: this is not JSON; correct it") from None
         return text

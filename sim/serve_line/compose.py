@@ -1,4 +1,4 @@
-"""Servers in compose files, with the values of the `.env` beside them."""
+"""Servers in compose files, with the values of the `.env` file."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Beside = Callable[[str], str | None]  # the text of a file that another one name
 class Found:
     """kind: of the file. name: of the service. role: prefill or decode. replicas: servers. nodes:
     machines or pods of one server. gpus: of a node; 0: none; None: not said. labels: what may name
-    the GPU, as (key, values). release: where the image does not say it. warnings: what is no option
+    the GPU, as (key, values). release: if the image does not say it. warnings: what is no option
     and is not simulated. defaults: variables whose default was taken. passed: options that were
     left out of the words. label_text: the labels as the file has them, if not `key: value`."""
 
@@ -58,8 +58,8 @@ def count(value: object, where: str, what: str, default: int = 1) -> int:
 
 
 def one_server(found: list[Found], where: str, noun: str, name: str | None) -> list[Found]:
-    """The one server, or its prefill and decode pools. name: the one that was asked for. Raises
-    ServeLineError where there are several others."""
+    """Return the one server, or its prefill and decode pools. name: the chosen one. Raises
+    ServeLineError if there are several others."""
     if name is not None:
         named = [one for one in found if one.name == name]
         if not named:

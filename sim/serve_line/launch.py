@@ -34,8 +34,8 @@ _PINNED = re.compile(r"vllm(?:\[[\w,-]*\])?==(\d+\.\d+(?:\.\d+)*(?:\.?(?:post|rc
 class Launch:
     """One start of a server.
 
-    argv: the words after `vllm serve`. env: of the process. image: of its container. line: where it
-    stands. visible: GPUs that a container runtime was asked for; None: not said.
+    argv: the words after `vllm serve`. env: of the process. image: of its container. line: its
+    place. visible: GPUs that a container runtime was asked for; None: not said.
     """
 
     argv: list[Word]

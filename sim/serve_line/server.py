@@ -68,8 +68,7 @@ _SAID = {
 
 @dataclass
 class Server:
-    """One server, or one pool of a fleet. Sizes are vLLM's: None where the default of the release
-    stands.
+    """One server, or one pool of a fleet. Sizes are vLLM's; None: the release's default.
 
     gpu: the catalogue's name; gpu_from: the words that it came from. gpus_per_replica: of one
     server, over all its nodes. taken: (setting, value, where). passed_over: what means nothing
@@ -244,9 +243,9 @@ def _not_taken(name: str, value: Any, server: Server) -> str | None:
     if name == "--kv-transfer-config":
         connector = (server.kv_transfer or {}).get("connector")
         if connector not in _CONNECTORS:
-            return f"of {connector} nothing is simulated"
+            return f"{connector} is not simulated"
     if name == "--kv-offloading-backend" and value != "native":
-        return f"of {value} nothing is simulated"
+        return f"{value} is not simulated"
     return None
 
 

@@ -52,11 +52,10 @@ class FromVllm:
 
 
 def from_vllm(given: str, asked: Mapping[str, Any]) -> FromVllm:
-    """The settings that a server's command line or file means.
+    """Return the settings that a server's command line or file means.
 
-    given: a command line or a file (`read_servers`). asked: what the user says beside it: gpu,
-    as_model, engine_version, speculate, front_end. Raises ServeLineError, in one line, for what is
-    not known.
+    given: a command line or a file (`read_servers`). asked: the user's own gpu, as_model,
+    engine_version, speculate, front_end. Raises ServeLineError, in one line, for unknown words.
     """
     wanted = ("gpu", "as_model", "engine_version", "speculate", "front_end")
     return _from_vllm(given, _stamp(given), *(asked.get(key) for key in wanted))
@@ -294,7 +293,7 @@ class _Made:
             text += f",draft={name}@{self.gpu}"
         raise ServeLineError(
             f"{self.where}: it speculates, and a command line does not say how many drafts are "
-            f"right; measure that, and give it as --speculate {text}"
+            f"right; measure the share, and give it as --speculate {text}"
         )
 
     def front_end(self, text: str) -> str | None:

@@ -327,7 +327,7 @@ def _fields(pieces: list[_Piece]) -> list[str]:
 
 
 def expand(text: str, at: int, variables: _Variables, quoted: bool = True) -> tuple[int, Value]:
-    """The expansion that begins at `at` with $ or `: where it ends, and its value."""
+    """Return the end and the value of the expansion that begins at `at` with $ or `."""
     if text[at] == "`":
         end = _end(text.find("`", at + 1), text) + 1
         is_comment = text[at + 1 : end].lstrip().startswith("#")

@@ -78,7 +78,7 @@ def documents(text: str, where: str, first: int = 1) -> list[Any]:
         mark = getattr(error, "problem_mark", None)
         line = first + (mark.line if mark else 0)
         why = getattr(error, "problem", None) or str(error)
-        raise ServeLineError(f"{where}:{line}: this is not YAML ({why}); mend it") from None
+        raise ServeLineError(f"{where}:{line}: this is not YAML ({why}); correct it") from None
     finally:
         loader.dispose()
     return [one for one in found if one is not None]
@@ -94,14 +94,14 @@ def as_word(value: Any, line: int = 1) -> Word:
 
 
 def part(value: Any, *keys: str) -> Map:
-    """value[a][b]...; an empty Map where a part is missing or no mapping."""
+    """Return value[a][b]...; an empty Map if a part is missing or no mapping."""
     for key in keys:
         value = value.get(key) if isinstance(value, Map) else None
     return value if isinstance(value, Map) else Map()
 
 
 def listed(value: Any, key: str) -> list[Any]:
-    """The list value[key]; an empty one where it is missing or no list."""
+    """Return the list value[key]; empty if missing or no list."""
     found = value.get(key) if isinstance(value, Map) else None
     return found if isinstance(found, list) else []
 

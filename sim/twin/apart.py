@@ -1,10 +1,10 @@
-"""Prefill apart from decode on live engines: a simulated fleet, and beside it a real vLLM engine
-for each of its replicas, which decides by itself and hands real KV over.
+"""Prefill apart from decode on live engines. Each replica of a simulated fleet has a real vLLM
+engine, which decides by itself and hands real KV over.
 
-The simulation says when things happen: when a request reaches an engine or leaves it, when a step
-begins and ends, when a transfer lands. Engines are told so at these moments, and nothing else. What
-they compute in a step, which requests they admit, preempt and make wait, when KV is given up and
-which loads fail is their own, and compared with what was simulated.
+The simulation sets the moments: when a request reaches an engine or leaves it, when a step begins
+and ends, when a transfer completes. Each engine decides everything else: admission, preemption,
+waiting, computed tokens, release of KV and failed loads. These decisions are compared with the
+simulated ones.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Submitted:
 
 
 class Recorded(Simulation):
-    """A simulation whose `events` an engine for each replica can be told. Steps are executed one by
+    """A simulation that records `events` for an engine of each replica. Steps are executed one by
     one, which changes no row. Raises SettingsError for what live engines here cannot do."""
 
     def __init__(self, inputs: Inputs, **more) -> None:
@@ -149,7 +149,7 @@ def _check(inputs: Inputs) -> None:
     if inputs.hand_over.connector.push is not None:
         raise SettingsError("connector: transfer: the live connector reads; give pull")
     if inputs.failures is not None or config.changes_replicas is not None:
-        raise SettingsError("replicas that fail or come: live engines stay; drop the option")
+        raise SettingsError("replicas that fail or come: live engines cannot; drop the option")
     if len(inputs.policies) != 1 or inputs.policies[0].name != "vllm":
         raise SettingsError("policy: these engines decide by vLLM's own scheduler; use vllm")
 
@@ -209,7 +209,7 @@ class ApartLive:
 
 
 class _Live:
-    """One engine, and what it has not been told yet."""
+    """One engine, and the events it has not received yet."""
 
     def __init__(self, index: int, role: str, process: Process) -> None:
         self.index, self.role, self.process = index, role, process

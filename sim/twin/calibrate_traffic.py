@@ -1,10 +1,10 @@
 """Steps of real traffic, for a calibration: requests that arrive, wait and end, in the loop of a
 live run.
 
-A step that is repeated on a test bench is the fastest of its kind: the engine's data are in the
-caches, its kernels are chosen, its batch is the one before. A live run never has all of that. So a
-calibration ends with some traffic of its own, of other requests than any run will have, and
-measures what it adds to the tables (`profiles.measured.model.TrafficTimes`).
+A step repeated on a test bench is the fastest of its kind: data are cached, kernels chosen, and the
+batch is unchanged. A live run never has all of that. So a calibration ends with traffic of its own,
+of other requests than any run, and measures what traffic adds to the tables
+(`profiles.measured.model.TrafficTimes`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ def traffic_steps(
     time_is_up: Callable[[], bool] = lambda: False,
     whole_round: bool = True,
 ) -> Iterator[tuple[list[StepSample], float]]:
-    """Run traffic on `engine`, which must be idle. profile: what is known of it so far. One round a
-    load; then, where the engine has host memory, one in which requests lose their places to others
-    and are swapped. Yields the steps of each round, and the seconds that our loop took between two
-    of them. One in which others had the core most of the
-    time is run once more, while there is time. When the time is up none begins, but for the first
-    measured one if `whole_round`; else the one that runs ends there."""
+    """Run traffic on `engine`, which must be idle. profile: measured so far. One round a load;
+    then, if the engine has host memory, one round in which requests are swapped. Yields the steps
+    of each round, and the seconds that our loop took between two steps. A round that others
+    disturbed most of the time runs once more, if time is left. When the time is up no round begins,
+    but for the first measured one if `whole_round`; else the current round ends there."""
     count = 0
 
     def cut() -> bool:
@@ -80,8 +79,8 @@ def traffic_steps(
 def _steps_of(
     engine: VllmEngine, config: SimulationConfig, number: int, cut: Callable[[], bool]
 ) -> tuple[list[StepSample], float]:
-    """Those of one run, of its first part where it is `cut` meanwhile; and the seconds between two
-    of them."""
+    """Return the steps of one run (only its first part if it is `cut`), and the seconds between
+    two."""
     engine.forget_prefixes()
     inputs = resolve(config)
 

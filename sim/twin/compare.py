@@ -1,9 +1,8 @@
-"""Simulated runs beside measured ones: metric by metric, by class and window of time, and where
-they part.
+"""Simulated runs compared with measured ones: metric by metric, by class and window of time, with
+their first difference.
 
-Several measurements are repeats of one load: the mean over them is compared, and their spread is
-what a difference has to exceed. If there is one, the spread is not known, and a difference
-counts from TOLERANCE on.
+Several measurements are repeats of one load: their mean is compared, and a difference must exceed
+their spread. With one measurement the spread is unknown, and a difference counts from TOLERANCE on.
 """
 
 from __future__ import annotations
@@ -193,8 +192,8 @@ def _window(metric, start, end, closed, measured, runs) -> Window | None:
 
 
 def parting(found: Sequence[Window], run: int) -> Window | None:
-    """The first window in which a mean of the run is further from the measured one than repeats
-    are from each other, or than TOLERANCE if there is one measurement; None: nowhere."""
+    """Return the first window in which a mean of the run is further from the measured one than
+    repeats are from each other; with one measurement, than TOLERANCE. None: no such window."""
     apart = [w for w in found if abs(w.simulated[run] / w.measured - 1) > _allowed(w.spread)]
     return min(apart, key=lambda w: w.start_s, default=None)
 

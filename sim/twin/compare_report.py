@@ -70,8 +70,8 @@ def lines(found: Comparison) -> Iterator[str]:
     yield ""
     if len(found.measured) == 1:
         yield (
-            "One measurement: how far it moves by itself is not known. Differences below "
-            f"{compare.TOLERANCE:.0%} do not count."
+            f"One measurement: its spread is unknown. Differences below {compare.TOLERANCE:.0%} "
+            "do not count."
         )
     for number, run in enumerate(found.runs):
         yield from _of_run(found, number, run)
@@ -90,13 +90,13 @@ def _of_run(found: Comparison, number: int, run: Served) -> Iterator[str]:
     window = compare.parting(found.windows, number)
     if window is not None:
         yield (
-            f"{run.name}: parts from the measurement first in {window.start_s:,.4g} .. "
+            f"{run.name}: first differs from the measurement in {window.start_s:,.4g} .. "
             f"{window.end_s:,.4g} s, by {METRIC_NAMES[window.metric]}: mean "
             f"{timed(window.simulated[number])}, measured {timed(window.measured)} "
             f"({window.requests} requests)"
         )
     elif found.windows:
-        yield f"{run.name}: parts from the measurement in no window of time"
+        yield f"{run.name}: differs from the measurement in no window of time"
     if number < len(found.reruns):
         yield from _suggestions(run.name, found.reruns[number])
 
@@ -105,8 +105,8 @@ def _suggestions(name: str, reruns: Sequence[Rerun]) -> Iterator[str]:
     closer = sorted((r for r in reruns if r.closer), key=lambda r: r.error)
     for found in closer:
         yield (
-            f"{name}: look at {found.term}: with {found.change} the mean error is "
-            f"{found.error:.1%}, {found.before:.1%} as it is"
+            f"{name}: check {found.term}: with {found.change} the mean error is "
+            f"{found.error:.1%} instead of {found.before:.1%}"
         )
     if reruns and not closer:
         yield (

@@ -21,9 +21,9 @@ def compared(
     rerun: bool = False,
     begin: Callable[[str], None] = lambda what: None,
 ) -> Comparison:
-    """Simulated runs, by name, beside repeats of one measured load.
+    """Compare simulated runs, by name, with repeats of one measured load.
 
-    every_s  seconds of a window in which they may part; None: a tenth of the measurement
+    every_s  seconds of a window in which they may differ; None: a tenth of the measurement
     rerun    simulate again with one term changed after another; begin(what) before each
 
     Raises ResultsError if the two sides have nothing in common.
@@ -54,8 +54,8 @@ def _server(found: Sequence[Measurement]) -> bool:
     kinds = {bool(one.histograms) for one in found}
     if len(sides) > 1 or len(kinds) > 1:
         raise ResultsError(
-            "measurements of clients, of servers and of histograms are no repeats of one another: "
-            "compare them one by one"
+            "measurements of clients, of servers and of histograms cannot be repeats of each "
+            "other: compare them one by one"
         )
     return sides.pop()
 
@@ -66,6 +66,6 @@ def _need_common(rows: Sequence[Row], found: Sequence[Measurement]) -> None:
         return
     why = "".join(f"; {one.path}: {line}" for one in found for line in one.notices)
     raise ResultsError(
-        "nothing that both sides have: give measurements with latencies of single requests, "
-        f"as vllm bench serve --save-detailed writes, or histograms{why}"
+        "the two sides share no metric: give measurements with latencies of single requests, as "
+        f"vllm bench serve --save-detailed writes, or histograms{why}"
     )

@@ -33,9 +33,9 @@ def check_live_drafts(speculate: str | None, asynchronous: bool) -> None:
 
 
 def with_drafts(settings: LiveSettings, run: dict) -> LiveSettings:
-    """`settings` of the run described by run.json, with its drafts: most of each request, n-grams
-    that are looked up, and room for them in a step and behind the longest request. Raises
-    SettingsError as `check_live_drafts`."""
+    """Add drafts to `settings` of the run in run.json: most of each request, n-gram lengths, and
+    room for drafts in a step and after the longest request. Raises SettingsError as
+    `check_live_drafts`."""
     speculate = run["config"].get("speculate")
     if speculate is None:
         return settings
@@ -55,7 +55,8 @@ def with_drafts(settings: LiveSettings, run: dict) -> LiveSettings:
 
 
 def blocks_of_drafts(speculate: str | None, requests: int, block_tokens: int) -> int:
-    """KV blocks that drafts of so many requests, padding too, can take beside their text."""
+    """Return the KV blocks that drafts of so many requests, padding too, can take besides their
+    text."""
     if speculate is None:
         return 0
     return requests * -(-parse_speculation(speculate).k // block_tokens)

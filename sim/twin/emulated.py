@@ -45,9 +45,8 @@ def let_happen(clock: Clock, event: simpy.Event) -> None:
 
 
 class VirtualPace:
-    """Time of the clock of `engine`: to wait for the end of a step is to let all happen that comes
-    before it, and so is to launch one, where launching takes time.
-    begins: of the steps that were launched and not taken, seconds."""
+    """The clock of `engine`: waiting for a step's end, or for a launch that takes time, first lets
+    all earlier events happen. begins: of the launched steps, seconds."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.clock = engine, engine.clock
@@ -69,8 +68,8 @@ class VirtualPace:
 
 
 class _OnDemand:
-    """In place of the thread in which older releases await a step: in virtual time nothing but the
-    engine's loop lets time pass, when it asks for the outcome."""
+    """Replace the thread in which older releases await a step: virtual time passes only when the
+    engine's loop asks for the outcome."""
 
     def submit(self, outcome: Callable[[], object]) -> Future:
         future: Future = Future()
@@ -136,7 +135,7 @@ class EmulatedEngine(Engine):
         self._watch()
 
     def _watch(self) -> None:
-        """Note what the scheduler decides and is told, and call through."""
+        """Note the scheduler's inputs and decisions, and call through."""
         scheduler = self.scheduler
         preempt, schedule = scheduler._preempt_request, scheduler.schedule
         update, finish = scheduler.update_from_output, scheduler.finish_requests
@@ -249,7 +248,7 @@ class EmulatedEngine(Engine):
 
     # -- a step ------------------------------------------------------------------------------------
     def step(self) -> bool:
-        """One call of vLLM's loop. False where it had nothing to do before something arrives."""
+        """One call of vLLM's loop. False if there is nothing to do before the next arrival."""
         self._read()
         before, waits = len(self.launched), bool(self._under_way)
         if not (waits or self.scheduler.has_requests()):

@@ -1,7 +1,7 @@
 """The same requests before a real server on an emulated GPU: wall time, HTTP, real clients.
 
-Where its clients see other times than the simulation says, the difference is the host's, the front
-end's or the client's, and each is told by its seconds.
+If clients see other times than the simulation, the difference is the host's, the front end's or the
+client's; each is given in seconds.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ _STAMPS = "twinserve.backends.live.measure.stamps.Stamping{}{}Scheduler"
 
 @dataclass(frozen=True)
 class EmulatedServer:
-    """What was seen, seconds, an entry a request in the order of the workload: latencies `engine`
-    from when the engine's process got a request, `client` from when it was due. parts: of the
-    client's TTFT, which they add up to. lateness: of the host."""
+    """Seconds, an entry a request in the order of the workload.
+
+    engine    latencies from when the API server has a request, as vLLM's metrics count
+    client    latencies from when the request was due
+    parts     the parts of these times by name
+    lateness  of the host
+    """
 
     engine: dict[str, np.ndarray]
     client: dict[str, np.ndarray]
@@ -117,7 +121,7 @@ class EmulatedServer:
         before = (f"{name} {1e3 * self.parts[name].mean():.2f} ms" for name in _BEFORE)
         found.append(("to the engine", "; ".join(before)))
         if not self.keeps_up:
-            found.append(("note", "the host was late, so that no error is the simulation's"))
+            found.append(("note", "the host was late, so errors are not the simulation's"))
         return found
 
 
@@ -137,8 +141,8 @@ def check_served(inputs: Inputs) -> None:
 
 def serve_emulated(inputs: Inputs, spec: PolicySpec) -> EmulatedServer:
     """Start `vllm serve` on the GPU of `inputs`, send the workload in wall time, stop the server.
-    Server and clients go before other programs, where the host allows it.
-    LiveEngineError, one line, where it does not start or an answer is lost."""
+    Server and clients go before other programs, if the host allows it. Raises LiveEngineError, one
+    line, if it does not start or an answer is lost."""
     check_served(inputs)
     workload, block = inputs.workload, inputs.hardware.block_tokens
     prompts = prompts_of(workload, block, inputs.config.seed, VOCAB)
@@ -165,7 +169,7 @@ def serve_emulated(inputs: Inputs, spec: PolicySpec) -> EmulatedServer:
 
 
 def of_stamps(seen: Seen, stamps: list[dict], lateness: Lateness) -> EmulatedServer:
-    """What clients saw, beside what the engine noted (`measure/stamps.py`)."""
+    """Return the clients' times with the engine's notes (`measure/stamps.py`)."""
     # a server's request is named cmpl-ROW-0-...
     of_row = {int(line["name"].split("-")[1]): line for line in stamps}
     lines = [of_row[row] for row in range(len(seen.sent_s))]

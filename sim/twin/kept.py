@@ -1,5 +1,5 @@
-"""The steps of a validation's runs, kept beside its folder as they end: an interrupted one has them
-still."""
+"""The steps of a validation's runs, kept next to its folder as they end, in case of an
+interruption."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KeptSteps:
         self.files.append(path)
 
     def drop(self) -> None:
-        """They are no longer needed. What others put beside them stays."""
+        """Delete the steps; other files next to them stay."""
         for path in self.files:
             path.unlink(missing_ok=True)
         if self.files and self.folder is not None:
@@ -45,7 +45,7 @@ class KeptSteps:
 
     @contextlib.contextmanager
     def told_where(self) -> Iterator[None]:
-        """Whatever ends the work inside, the user is told where the steps are."""
+        """Print the path of the kept steps if the work inside ends early."""
         try:
             yield
         except BaseException:

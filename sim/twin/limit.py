@@ -1,5 +1,5 @@
-"""A time limit on many runs: each part gets an even share of what is left, and what is under way
-when the time is up is given up. What only prepares runs does not count."""
+"""A time limit on many runs: each part gets an even share of the time left. Work in progress at the
+limit is given up. Preparation of runs does not count."""
 
 from __future__ import annotations
 

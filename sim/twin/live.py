@@ -57,8 +57,8 @@ class WallClock(Clock):
 
 
 def check_synchronous(asynchronous: bool, physical: bool) -> None:
-    """Raises SettingsError for a run that plans ahead on a layout made real: its slots change with
-    the plan, and the engine would do the step before on those of the step after."""
+    """Raise SettingsError for a run that plans ahead on a physical layout. The plan changes slots,
+    and the engine would execute the step before on the slots of the step after."""
     if asynchronous and physical:
         raise SettingsError(
             "--physical: a plan moves KV, and asynchronous scheduling makes the next plan before "
@@ -132,7 +132,7 @@ class LiveRun(Simulation):
         return backend
 
     def described(self) -> dict:
-        """For run.json: the engine, and how faithfully it did what it was told."""
+        """Return for run.json: the engine, and its deviations from the plans."""
         engine = self.live
         scheduler = engine.scheduler
         described = describe(self.inputs, self.spec, self.engines[0])
@@ -167,8 +167,8 @@ class LiveRun(Simulation):
         return {"drafts": {"most": self.live.settings.drafts, "lookup": [shortest, longest]}}
 
     def parted(self) -> str:
-        """One line: where the engine did something else than planned, or whose answer lacks what;
-        empty if all is as it should be."""
+        """One line: the engine's first deviation from the plan, or an incomplete answer; empty if
+        none."""
         requests, expected = self.engines[0].core.requests, self.backend.expected
         whole = {
             request.id: expected[request.id] for request in requests if request.end == End.COMPLETED
@@ -182,8 +182,8 @@ class LiveRun(Simulation):
 
 
 def owns_pool(run: dict) -> bool:
-    """Whether vLLM's own block pool is the ledger's, to the block, in the run described by
-    run.json; otherwise memory is accounted beside a larger pool."""
+    """Return whether vLLM's own block pool equals the ledger's in the run of run.json; otherwise
+    memory is accounted next to a larger pool."""
     return run["policy"]["name"] == "vllm" and run["kv"]["ledger"] == "paged"
 
 
@@ -288,8 +288,8 @@ def layer_settings(
     settings: LiveSettings,
     most_blocks: int | None = None,
 ) -> LiveSettings:
-    """As `physical_settings`, for the layer-wise ledger: a page for each of its cells, host memory
-    of its size, and staging pages for one layer of all that a step can stream."""
+    """Return `physical_settings` for the layer-wise ledger: a page for each cell and host memory of
+    its size. Staging pages hold one layer of all that a step can stream."""
     kv, limits = run["kv"], run["limits"]
     size, seats = kv["block_tokens"], limits["max_num_seqs"]
     device, host = kv["num_blocks"], kv["host_blocks"]

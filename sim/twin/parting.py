@@ -1,4 +1,4 @@
-"""Where a live engine parted from what it was told, and which answers it lost or shortened."""
+"""The first deviation of a live engine from its plans, and answers lost or shortened."""
 
 from __future__ import annotations
 

@@ -43,11 +43,10 @@ class Prediction:
     """factor   on the measured rate
     rows     of each number: measured, then simulated as measured, at the other rate, and there
              with step times off by their expected error
-    verdict  whether to believe it
+    verdict  on the prediction
     error    of the simulation at the measured rate: on requests that the fit had not seen
-    notices  what is to be known beside the table
-    fit      to the measurement; None of a summary, to which nothing can be fitted
-    """
+    notices  printed below the table
+    fit      to the measurement; None of a summary, to which nothing can be fitted"""
 
     factor: float
     rows: Sequence[Row]
@@ -57,7 +56,7 @@ class Prediction:
     fit: ServerFit | None
 
     def lines(self) -> list[str]:
-        """The table, and what is to be known beside it."""
+        """Return the table and its notices."""
         return [*_table(self.rows, f"{self.factor:g}x"), "", *self.notices]
 
     def document(self) -> dict:
@@ -77,7 +76,9 @@ def predict(
     """settings, config, saturated: as of `fit_server`. at: a factor, as `2x`. simulations, report,
     begin: called as the fit and the runs go on. Raises TwinserveError."""
     if "profile" not in settings and config is None:
-        raise SettingsError("--profile is needed: the one to begin with, as llama-3.1-8b@h100")
+        raise SettingsError(
+            "--profile is needed: name the profile to begin with, as llama-3.1-8b@h100"
+        )
     factor = _factor(at)
     begin("fit")
     try:

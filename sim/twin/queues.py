@@ -1,5 +1,5 @@
-"""Whether the server behind a measurement kept up with its load, by the test that runs have
-(`sim/results/saturation.py`), and which stretch of a measurement comes before its queue grew."""
+"""Whether the measured server kept up with its load, by the test of simulated runs
+(`sim/results/saturation.py`), and the stretch before its queue grew."""
 
 from __future__ import annotations
 

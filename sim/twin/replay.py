@@ -20,21 +20,20 @@ from twinserve.sim.twin.parting import parting
 
 @dataclass(frozen=True)
 class LockedReplay:
-    """What came of it.
+    """Result of a locked replay.
 
-    steps    one row a step: start_s and predicted_s (of the run that was logged: simulated, or
-             measured where it was live), measured_s, off_core_s (of these, without a core; NaN:
-             not known), prefill_tokens, decode_requests, draft_tokens (where drafts were found),
+    steps    one row a step: start_s and predicted_s (of the logged run: simulated, or measured if
+             live), measured_s, off_core_s (of these, without a core; NaN: not known),
+             prefill_tokens, decode_requests, draft_tokens (if drafts were found),
              planned_free_blocks, live_free_blocks, moved (KV went over the link), drift (bool: vLLM
-             did not schedule the plan, or its drafts came to something else). Of replays taken
-             `together`: measured_s is the median of the undisturbed repeats, spread_s the
-             mean distance of these from it, and calm how many they are; of a step with none, the
-             median of what the repeats took on their core
+             did not schedule the plan, or its drafts had another outcome). Of replays taken
+             `together`: measured_s is the median of the undisturbed repeats, spread_s their mean
+             distance from it, and calm their number; of a step with none, the median of the
+             repeats' time on their core
     tokens   request id -> token ids emitted
     first_drift   how the first such step differed; empty if there was none
     evictions     cached blocks that vLLM gave up on the way
-    parted        one line: where the engine did something else than the log, or what an answer
-                  lacks; empty if all is as it was logged
+    parted        one line: the first deviation from the log, or an incomplete answer; empty if none
     """
 
     steps: pd.DataFrame
@@ -56,10 +55,10 @@ class LockedReplay:
         return int((self.steps["planned_free_blocks"] != self.steps["live_free_blocks"]).sum())
 
     def error(self) -> dict[str, float]:
-        """Measured against predicted step times, steps that moved KV left out (their transfers are
-        accounted, not always physical): bias and mean absolute error of a step, and the error of
-        the sum, in % of the measured. Beside them by how much one repeat of a step differs from the
-        median of its repeats, if it was repeated."""
+        """Return measured against predicted step times, without steps that moved KV (their
+        transfers are accounted, not always physical). In % of the measured: bias and mean absolute
+        error of a step, and the error of the sum. With repeats, also the difference of one repeat
+        from the median."""
         steps = self.steps[~self.steps["moved"]]
         measured, predicted = steps["measured_s"], steps["predicted_s"]
         relative = predicted / measured - 1
@@ -172,8 +171,8 @@ def _kinds(step: LoggedStep, tokens: np.ndarray) -> dict[str, int]:
 
 
 def together(repeats: list[LockedReplay]) -> LockedReplay:
-    """Replays of one log as one: what holds in all of them, and of each step's times the median of
-    the undisturbed ones (`profiles.measured.disturbed`), as a calibration takes them."""
+    """Merge replays of one log: facts that hold in all, and each step's median time over the
+    undisturbed ones (`profiles.measured.disturbed`), as in a calibration."""
     first = repeats[0]
     measured = np.array([r.steps["measured_s"] for r in repeats])  # float64[repeats, steps]
     off_core = np.array([_off_core(r.steps) for r in repeats])
@@ -194,7 +193,7 @@ def together(repeats: list[LockedReplay]) -> LockedReplay:
 
 
 def _off_core(steps: pd.DataFrame) -> np.ndarray:
-    """float64[steps]: 0 where it is not known."""
+    """Return float64[steps]; 0: not known."""
     if "off_core_s" not in steps:
         return np.zeros(len(steps))
     return np.nan_to_num(steps["off_core_s"].to_numpy(np.float64))

@@ -1,6 +1,6 @@
-"""Locked replay on a physical layout: a decision log names requests and tokens, not slots, so its
-run is made again on simulated time, ledger and all, and each plan is carried out in the ledger's
-own slots."""
+"""Locked replay on a physical layout. A decision log names requests and tokens, not slots. So its
+run is repeated on simulated time with its ledger, and each plan is executed in the ledger's own
+slots."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def replay_physical(
     inputs: Inputs | None = None,
 ) -> LockedReplay:
     """As `replay.replay_locked`, on an engine built with `physical`. live_free_blocks are those of
-    the ledger made again.
+    the repeated ledger.
 
-    inputs  of the run, where they are not what its settings resolve to
+    inputs  of the run, if they differ from what its settings resolve to
 
-    Raises SettingsError if a step is decided otherwise than in the log.
+    Raises SettingsError if a step is decided differently from the log.
     """
     if inputs is None:
         check_policy_file(log.run)
@@ -50,8 +50,8 @@ def replay_physical(
         logged = {} if step is None else {names[row]: n for row, n in step.grants.items()}
         if drifts[-1] == drifts[-2] and answer.scheduled.grants != logged:
             raise SettingsError(
-                f"step {number + 1} of the log: the policy now decides otherwise; simulate the run "
-                "again with --decisions, and replay that"
+                f"step {number + 1} of the log: the policy now decides differently; simulate the "
+                "run again with --decisions, and replay that"
             )
         timed = backend.steps[-1]
         rows.append(

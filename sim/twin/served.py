@@ -34,7 +34,7 @@ class Served:
     service_class  "rt" or "be"
     failed       requests that were not served
     histograms   by metric, of measurements without single requests
-    stated       (metric, statistic) -> seconds, tokens or tokens a second, where the file states
+    stated       (metric, statistic) -> seconds, tokens or tokens a second, if the file states
                  nothing else
     """
 

@@ -107,7 +107,7 @@ class ServerFit:
         )
 
     def front_end(self) -> FrontEnd | None:
-        """None: no time of the front end was told."""
+        """None: the front end's time is not known."""
         if not self.fitted.worth or "request_s" not in self.fitted.told:
             return None
         source = (

@@ -1,10 +1,10 @@
-"""What measurements of a server say about its step times: a few terms, fitted until the simulation
-of the measured requests has the measured latencies.
+"""Fit a few terms of step times to a server's measurements, until the simulated requests have the
+measured latencies.
 
-The terms are factors on decodes and on what prompts add, seconds of the host a step and a request
-in it, and seconds of the front end a request. They are fitted to means over blocks of requests, by
-least squares of log(simulated / measured). A term that is not needed for blocks which the fit has
-not seen is left at what the profile says: serving data mix all terms, and tell few of them apart.
+The terms are factors on decodes and on what prompts add; seconds of the host, for a step and for a
+request in it; and seconds of the front end for a request. They are fitted to means over blocks of
+requests, by least squares of log(simulated / measured). A term that does not help on blocks outside
+the fit stays as in the profile: serving data mix all terms and separate few of them.
 """
 
 from __future__ import annotations
@@ -76,10 +76,9 @@ class Load:
 class Fitted:
     """terms       all of them; those that are not `told` are the profile's
     told        term -> lowest and highest value of a 95 % interval (jackknife over blocks)
-    before, after   mean absolute relative error of the blocks' means: with the profile as it is;
+    before, after   mean absolute relative error of the blocks' means: with the original profile;
                 with terms that were fitted without the block in question
-    simulations   that it took
-    """
+    simulations   the number needed"""
 
     terms: Terms
     told: dict[str, tuple[float, float]]
@@ -264,9 +263,9 @@ class _Problem:
 
 
 def blocks(served: Served, measured: Served) -> np.ndarray:
-    """float64[BLOCKS, 5], seconds: means over requests in order of arrival, NaN of too few: TTFT of
-    prompts up to the measured median and of longer ones, TPOT of the half with fewer requests
-    beside it when it came and of the other one, and E2E latency."""
+    """Return float64[BLOCKS, 5], seconds: means over requests in order of arrival, NaN of too few.
+    The columns are TTFT of prompts up to the measured median and of longer ones; TPOT of the half
+    with fewer requests at arrival, and of the other half; and E2E latency."""
     order = np.argsort(served.arrival_s, kind="stable")
     longer = served.prompt_tokens > np.median(measured.prompt_tokens)
     ttft, tpot = served.latencies["ttft"], served.latencies["tpot"]

@@ -1,15 +1,15 @@
-"""Why free runs of an engine differ from their simulation, and whether the schedule holds at all.
+"""Why free runs of an engine differ from their simulation, and whether the schedule is stable.
 
 The time of a live run over that of its simulation is a product of three:
 
-- *work*: what the profile says of the live steps, over the simulated seconds. Other steps were
-  taken, since requests met at other times.
-- *engine*: what the steps took, over what the profile says of them.
-- *outside*: all the time in which the run had requests, over what the steps took, and that over
-  the same of the simulation: planning, and the loop around the engine.
+- *work*: the profile's time of the live steps, over the simulated seconds. Steps differ, since
+  requests met at other times.
+- *engine*: the measured time of the steps, over the profile's.
+- *outside*: all the time in which the run had requests, over the time of the steps, relative to
+  the simulation: planning, and the loop around the engine.
 
-A schedule that is not stable makes small errors large: `nudged` runs the simulation again with
-steps that are a tenth longer, and with steps of which each is a little off.
+An unstable schedule makes small errors large. `nudged` repeats the simulation with steps that are a
+tenth longer, and with steps of which each is a little off.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def passed_over(core: EngineCore, served: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Nudge:
-    """A simulation with other step times, beside the one as it is: relative changes of the number
-    of steps, and of tokens/s. longer: share by which each step is; below saturation as many fewer
-    are taken, of more requests each."""
+    """A simulation with other step times, relative to the original: changes of the number of steps,
+    and of tokens/s. longer: share by which each step is; below saturation fewer steps are then
+    taken, each with more requests."""
 
     what: str
     longer: float
@@ -132,9 +132,9 @@ def nudged(inputs: Inputs, spec: PolicySpec, simulated: RunResult) -> list[Nudge
 
 @dataclass(frozen=True)
 class Parts:
-    """A live run beside its simulation. steps, batch: its steps, and requests a step; idle_seats:
-    see `IdleSeats`. work, engine, outside: factors; their product is the live time over the
-    simulated."""
+    """A live run compared with its simulation. steps, batch: its steps, and requests a step;
+    idle_seats: see `IdleSeats`. work, engine, outside: factors; their product is live time over
+    simulated time."""
 
     steps: int
     batch: float

@@ -1,5 +1,5 @@
-"""A measured server of which a file states means and percentiles alone, as `vllm bench serve` does
-without --save-detailed: the load is made from what it states, and nothing can be fitted."""
+"""A measured server whose file has only means and percentiles, as from `vllm bench serve` without
+--save-detailed. The load is made from these numbers, and nothing can be fitted."""
 
 from __future__ import annotations
 

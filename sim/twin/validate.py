@@ -1,9 +1,8 @@
-"""Simulation beside reality: one workload, run by the simulator and by a live engine, and what
-differs.
+"""Simulation and reality: one workload, run by the simulator and by a live engine, and the
+differences.
 
 For each policy: a simulated run; a locked replay of its decisions on the engine (step times, free
-of scheduling differences); free runs, repeated, whose own spread says how much of a difference
-means anything.
+of scheduling differences); repeated free runs, whose spread decides which differences count.
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ class Validation:
         return lines
 
     def table(self) -> pd.DataFrame:
-        """One row a metric and statistic: metric, statistic, simulated, live (mean of the repeats),
-        error_pct, spread_pct (largest distance of a repeat from their mean), aim_pct (NaN: none is
-        set), within (error inside the larger of aim and spread)."""
+        """One row a metric and statistic: metric, statistic, simulated; live (mean of the repeats);
+        error_pct; spread_pct (largest distance of a repeat from their mean); aim_pct (NaN: none is
+        set); within (error inside the larger of aim and spread)."""
         rows = []
         for metric, aim in LATENCIES.items():
             for statistic in STATISTICS:
@@ -142,7 +141,7 @@ class Validation:
 
 
 class Watch(Protocol):
-    """Is told how far each run of a validation is."""
+    """Receives the progress of each run of a validation."""
 
     def begin(self, label: str) -> None: ...
 
@@ -165,13 +164,12 @@ def validate_policy(
     limit: TimeLimit | None = None,
     keep: Keep = lambda policy, kind, number, steps: None,
 ) -> Validation:
-    """Simulate, lock, repeat: locked and live by turns, so that what others do to the machine is
-    spread over both. In wall time the simulation has the time of our own loop, where the profile
-    has it. What they disturbed is run again, as often once more at most. The engine must
-    have the sizes of `live_settings` for this policy, and no requests. say: a line for each run;
-    watch: how far it is; keep: is given the steps of each run when it has ended. Raises
-    LiveEngineError if a run drifts, or loses or shortens an answer, and TimeUp where the time
-    is up before a locked replay has ended."""
+    """Simulate, lock, repeat: locked and live by turns, so that disturbances of the machine affect
+    both. In wall time the simulation has the time of our own loop, if the profile has it. Disturbed
+    runs are repeated, at most as often again. The engine must have the sizes of `live_settings` for
+    this policy, and no requests. say: a line for each run; watch: its progress; keep: receives the
+    steps of each ended run. Raises LiveEngineError if a run drifts, or loses or shortens an answer,
+    and TimeUp if the time is up before a locked replay has ended."""
     limit = limit or TimeLimit()
     texts = PromptTexts(engine.vocab, engine.settings.block_tokens, inputs.config.seed)
     begin = watch.begin if watch else lambda label: None
@@ -233,9 +231,8 @@ def validate_policy(
 
 
 def with_loop_time(inputs: Inputs) -> Inputs:
-    """`inputs` whose steps begin as late as those of a live run in wall time: our own loop runs
-    between two of them. Unchanged where the profile does not know that, or --decision-time asks
-    for another time."""
+    """Delay the steps of `inputs` as in a live run in wall time, by our own loop between two steps.
+    Unchanged if the profile does not know that time, or --decision-time asks for another one."""
     if inputs.config.decision_time != "none" or not inputs.hardware.profile.loop_s:
         return inputs
     config = inputs.config.model_copy(update={"decision_time": "profile"})
@@ -250,8 +247,8 @@ def _by_turns(
     repeats: int,
     limit: TimeLimit,
 ) -> str:
-    """Fill `replays` and `live`. Returns what the time limit left out; empty: nothing. Raises
-    TimeUp where it left nothing."""
+    """Fill `replays` and `live`. Returns what the time limit left out, or nothing. Raises TimeUp if
+    it left nothing."""
     try:
         for _ in range(repeats):
             lock()
@@ -284,10 +281,10 @@ def disturbed_share(result: RunResult) -> float:
 
 
 def disturbed_live(steps: pd.DataFrame, locked: LockedReplay, on_one_core: bool) -> np.ndarray:
-    """bool[steps] of a live run (`TimedStep.row`): others had the core, or it took longer, for many
-    steps on end, than predictions and locked steps allow. A live step has no repeats, so it is laid
-    beside its prediction; how far off that may be, for as many steps on end, the locked replays
-    say. locked: replays taken together, of the same policy on the same engine."""
+    """Return bool[steps] of a live run (`TimedStep.row`): others had the core, or many steps on end
+    took longer than predictions and locked steps allow. A live step has no repeats, so it is
+    compared with its prediction. The locked replays give the allowed error for as many steps on
+    end. locked: replays taken together, of the same policy on the same engine."""
     if not len(steps):
         return np.zeros(0, bool)
     seconds = steps["measured_s"].to_numpy(np.float64)
@@ -343,8 +340,7 @@ def _why(error: Exception) -> str:
 
 
 def _refuse(what: str, parted: str) -> None:
-    """Raise LiveEngineError for a run that `parted` from what it was told; nothing if it did
-    not."""
+    """Raise LiveEngineError for a run that `parted` from its plans."""
     if parted:
         raise LiveEngineError(f"{what}: {parted}")
 

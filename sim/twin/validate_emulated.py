@@ -1,5 +1,5 @@
-"""Simulation beside vLLM's own engine loop on an emulated GPU in virtual time: one workload, step
-by step. Both price steps alike, so a difference is one of decisions."""
+"""Simulation compared with vLLM's own engine loop on an emulated GPU in virtual time: one workload,
+step by step. Both price steps alike, so a difference is one of decisions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ AIM_PCT = 0.5
 
 @dataclass(frozen=True)
 class EmulatedComparison:
-    """One policy. parted: where vLLM first decided otherwise, in one line; empty: nowhere. steps:
-    simulated and emulated. drift: steps in which vLLM's scheduler did not do what our policy
-    planned, where one of ours schedules. served: the same before a real server, in wall time;
-    fronted: what its clients see, simulated with the front end if there is one."""
+    """One policy. parted: vLLM's first different decision, in one line; empty: none. steps:
+    simulated and emulated. drift: steps in which vLLM's scheduler did not follow our policy's plan,
+    if one of ours schedules. served: the same before a real server, in wall time."""
 
     spec: PolicySpec
     simulated: RunResult

@@ -178,8 +178,8 @@ def page(found: list[Validation], version: str, failed: Mapping[str, str] | None
 
 
 def figures(validation: Validation) -> dict[str, bytes]:
-    """PNG bytes: latency distributions, simulated beside each live run, load over time beside the
-    first one, and the step times."""
+    """Return PNG bytes: latency distributions, simulated and of each live run; load over time, also
+    of the first live run; and the step times."""
     images = {}
     with matplotlib.rc_context(STYLE):
         images["steps"] = png(step_figure(validation.locked))

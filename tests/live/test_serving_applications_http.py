@@ -104,10 +104,7 @@ def test_applications_are_served_one_after_the_other(server):
     ("attributes", "said"),
     [
         ({"app": "other"}, "app_class is missing"),
-        (
-            {"app": "other", "app_class": "cc"},
-            "nothing is known of class 'cc'; name one of ALFWI, CC",
-        ),
+        ({"app": "other", "app_class": "cc"}, "class 'cc' is unknown; name one of ALFWI, CC"),
         ({"app_text": "w1"}, "name it with app"),
     ],
 )

@@ -88,7 +88,7 @@ def test_a_greedy_client_does_not_keep_an_honest_one_waiting(server):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"vllm_xargs": {"twinserve_client": "honest"}}, "not a client's to say"),
+        ({"vllm_xargs": {"twinserve_client": "honest"}}, "clients must not set"),
         ({"vllm_xargs": {f"key-{i}": i for i in range(50_000)}}, "50,000 names"),
         ({"vllm_xargs": {"priority": -(2**63)}}, "vllm_xargs.priority"),
         ({"vllm_xargs": {"slo_ttft_s": 1e-9}}, "vllm_xargs.slo_ttft_s"),

@@ -62,9 +62,9 @@ def test_names_mean_modules_and_what_is_below_them(names, plain):
     ("config", "name", "words"),
     [
         (DEEPSEEK_V3, "model.layers.3*", "routed experts in 16 bits"),
-        (DEEPSEEK_V3, "model.layers.0.attention", "no matrix that is counted is called so"),
+        (DEEPSEEK_V3, "model.layers.0.attention", "names no matrix of the model"),
         (NEMO, "model.layers.0.mlp.shared_experts", "no matrix"),
-        ({**QWEN3_MOE, "mlp_only_layers": [5]}, "model.layers.5.mlp", "which layers are dense"),
+        ({**QWEN3_MOE, "mlp_only_layers": [5]}, "model.layers.5.mlp", "the dense layers"),
     ],
 )
 def test_what_a_name_cannot_mean_is_one_clear_line(config, name, words):

@@ -76,7 +76,7 @@ def test_a_file_with_decode_steps_is_not_read_any_more(tmp_path):
     file.write_text(json.dumps(old | {"response_steps": 0.0, "spread": 0.2}))
     assert load_front_end(file) == MINE and MINE.on().request_side(1000) == pytest.approx(0.003)
     file.write_text(json.dumps(old | {"response_steps": 0.5}))
-    with pytest.raises(ProfileError, match="response_steps are not read any more; measure"):
+    with pytest.raises(ProfileError, match="response_steps are no longer supported; measure"):
         load_front_end(file)
 
 

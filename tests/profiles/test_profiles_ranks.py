@@ -102,7 +102,7 @@ def test_quantised_weights_run_where_vllm_runs_them(name, words):
     [
         ({"intermediate_size": 29568}, {"quant_method": "awq", "bits": 4}, 8, "of the 128 weights"),
         ({"intermediate_size": 29568}, {"quant_method": "awq", "group_size": 16}, 8, None),
-        ({"intermediate_size": 29568}, {"quant_method": "gptq", "bits": 4}, 2, "no kernel of vLLM"),
+        ({"intermediate_size": 29568}, {"quant_method": "gptq", "bits": 4}, 2, "no vLLM kernel"),
         ({"intermediate_size": 29568}, {"quant_method": "gptq", "group_size": -1}, 8, None),
         ({"intermediate_size": 29568}, {"quant_method": "gptq", "group_size": 32}, 8, "of the 32"),
         (
@@ -175,7 +175,7 @@ def test_a_name_says_its_ranks_and_comes_back(name, tmp_path):
         ("qwen3-30b-a3b@h100:ep4", "write :ep without a number"),
         ("qwen3-30b-a3b@h100:cp2", "'cp2' is not understood"),
         ("qwen3-30b-a3b@h100:dp0", "'dp0' is not understood"),
-        ("qwen3-30b-a3b@h100:dp2:dp2", "dp is there twice"),
+        ("qwen3-30b-a3b@h100:dp2:dp2", "dp is given twice"),
     ],
 )
 def test_ranks_that_a_name_cannot_say_are_one_clear_line(name, words):

@@ -105,7 +105,7 @@ def test_a_name_says_its_stages_and_comes_back():
         ("qwen3-30b-a3b@h100:pp2:dp2:ep", "pp2) of data-parallel ranks (dp2) are not simulated"),
         ("llama-3.1-8b@gb200:pp40", "leave a stage of pp40 without layers"),
         ("deepseek-v3@gb200:pp30", "without layers with experts"),
-        ("llama-3.1-8b@h100:pp2:pp4", "pp is there twice"),
+        ("llama-3.1-8b@h100:pp2:pp4", "pp is given twice"),
         ("llama-3.1-8b@h100:pp", "'pp' is not understood"),
     ],
 )

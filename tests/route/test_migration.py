@@ -71,7 +71,7 @@ async def test_what_cannot_go_on_ends_with_an_error(body, said):
     async with scene(2, migrate=False) as made:
         made.workers[0].dies_after = 3
         *events, last = await made.stream(prompt="w1 w2")
-        assert text(events) == words("w1 w2", 3) and "not to migrate" in str(last["error"])
+        assert text(events) == words("w1 w2", 3) and "with --no-migration" in str(last["error"])
 
 
 @pytest.mark.usefixtures("http")

@@ -137,7 +137,7 @@ def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
     assert said in shown.partition("\n")[0]
     assert "| all | TPOT | mean | 5.56 ms | - | 3.69 ms | -33.7% |" in shown
     assert "furthest apart" in shown
-    assert "One measurement" in shown and "parts from the measurement first" in shown
+    assert "One measurement" in shown and "first differs from the measurement" in shown
     document = json.loads((out / "compare.json").read_text())
     page = write_report([out], out.parent / "page.html").read_text()
     assert f"twinserve compare --out {out} {on_disk / 'run'} {on_disk / 'bench.json'}" in page
@@ -162,7 +162,7 @@ def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
         (["run"], "no measured file"),
         (["bench.json"], "no run's folder"),
         (["run", "missing.json"], "missing.json: no such file or folder"),
-        (["run", "late.json"], "nothing that both sides have"),
+        (["run", "late.json"], "the two sides share no metric"),
         (["run", "bench.json", "--metrics-every", "-1"], "give the seconds of a window"),
         (["run", "bench.json", "--metrics-every", "1e-9"], "more than 2,000 windows"),
     ],

@@ -262,7 +262,7 @@ def test_a_plan_for_two_traces_holds_on_both(trace, tmp_path):
         ({"slo": "ttft p90 < 1"}, SettingsError, "has no unit"),
         ({"slo": "ttft p90 < 1 s; be: e2el p90 < 9 s"}, SettingsError, "real-time requests"),
         ({"gpus": ("h1000",)}, ProfileError, "unknown GPU 'h1000'; nearest: h100"),
-        ({"gpus": ("a100", "a100-80g")}, SettingsError, "--gpus: a100-80g is there twice"),
+        ({"gpus": ("a100", "a100-80g")}, SettingsError, "--gpus: a100-80g is given twice"),
         ({"tp": (0,)}, SettingsError, "--tp 0: is no count"),
         ({"model": "llama-99"}, ProfileError, "unknown model"),
         ({"grow": 0.0}, SettingsError, "--grow 0"),

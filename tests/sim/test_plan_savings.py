@@ -83,7 +83,7 @@ def test_dollars_are_those_of_a_month_of_730_hours():
     saving = Saving("bros", needed(2), needed(5, answer="undecided"), 96)
     assert (saving.gpus, saving.usd_per_month, saving.saves) == (3, 3 * 2 * HOURS_A_MONTH, True)
     assert str(saving) == (
-        "beside 96 offline requests: policy bros saves 3 GPUs, $4,380 a month, against vllm: "
+        "with 96 offline requests: policy bros saves 3 GPUs, $4,380 a month, against vllm: "
         "2 x h100 tp1 instead of 5 x h100 tp1 (undecided)"
     )
 

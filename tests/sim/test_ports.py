@@ -158,5 +158,5 @@ def test_landings_are_those_of_the_transfers_and_queue_nothing(before, moves):
 
 
 def test_a_link_joins_device_and_host_and_nothing_else():
-    with pytest.raises(ValueError, match="no way from host to host 2: PCIe joins device and host"):
+    with pytest.raises(ValueError, match="no link from host to host 2: PCIe joins device and host"):
         PcieLink(1e9).transfer(0.0, 1, HOST, Place("host", 2))

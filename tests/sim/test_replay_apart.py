@@ -97,7 +97,7 @@ def test_an_engine_that_says_nothing_is_an_error_and_is_ended(monkeypatch):
     monkeypatch.setattr(engine, "START_S", 0.05)
     monkeypatch.setattr(engine, "_END_S", 0.2)
     process = engine.Process(None)
-    with pytest.raises(LiveEngineError, match="alone has said nothing for 0.05 s"):
+    with pytest.raises(LiveEngineError, match="alone has not answered for 0.05 s"):
         process.wait()
     process.close()
     assert not process._process.is_alive()

@@ -335,5 +335,5 @@ def test_where_prefill_is_apart_only_the_first_token_is_asked_of_that_side():
 def test_it_needs_step_times():
     scene = Scene("conductor", replicas=1)
     scene.view.models[0] = None
-    with pytest.raises(PolicyError, match="nothing is known of the step times of replica 0"):
+    with pytest.raises(PolicyError, match="the step times of replica 0 are unknown"):
         scene.send(prompt(tokens=10))

@@ -75,9 +75,9 @@ def test_routers_of_other_packages_have_options(other_packages):
         ("last:off=1", r"router 'last' has no option 'off' \(did you mean 'of'\?\); it has of"),
         ("last:of=0", "router 'last', option of=0: should be greater than or equal to 1"),
         ("llm-d:events_lost=0.1",
-         "router 'llm-d', option events_lost=0.1: index=approximate hears no KV events"),
+         "router 'llm-d', option events_lost=0.1: index=approximate uses no KV events"),
         ("dynamo-kv:index=approximate,events_age=1", "option events_age=1: index=approximate"),
-        ("dynamo-kv:ttl=60", "option ttl=60: index=exact forgets by KV events"),
+        ("dynamo-kv:ttl=60", "option ttl=60: index=exact removes blocks by KV events"),
         ("last:of", r"router 'last': expected option=value, not 'of' \(in 'last:of'\)"),
     ],
 )  # fmt: skip

@@ -2,20 +2,19 @@
 graphs.
 
 The paper names the classes and their sources and gives no lengths beyond Fig. 4. The graphs are
-ours, in the shape of the methods that it cites: map and reduce, claims that are checked one by one,
-a plan and its steps, an agent whose prompt grows turn by turn, samples of which the majority
-counts, merges that are scored and merged again. Lengths are chosen such that the classes are small,
-medium or large on average as the paper says: below 1 minute, 1 to 10, above 10, alone on an
-A100-PCIe-40G with 50 ms an iteration. No request exceeds 2,000 tokens, as LLaMA-7B's context is
-2,048.
+ours, in the shape of the cited methods. These are map and reduce, claims checked one by one, a plan
+and its steps, an agent with a growing prompt, votes over samples, and scored merges. Lengths make
+the classes small, medium or large on average as in the paper: below 1 minute, 1 to 10, above 10.
+This holds alone on an A100-PCIe-40G with 50 ms an iteration. No request exceeds 2,000 tokens, as
+LLaMA-7B's context is 2,048.
 
 The mix of the paper also names a tenth class, "CG", among the medium ones; its list of classes does
 not. It is left out.
 
-A text is a bag of words from topics, from words that ask for a thorough or a brief answer, from
-words that speak of many or of few things, and from words that say nothing. `difficulty` and
-`breadth` are functions of the text alone: the demand of an application is drawn after its text,
-given these two. So a predictor that sees nothing but words can learn it, up to what is drawn.
+A text is a bag of words: topics, words for a thorough or a brief answer, words for many or few
+things, and words without meaning. `difficulty` and `breadth` are functions of the text alone. The
+demand of an application is drawn after its text, given these two. So a predictor that sees only
+words can learn the demand, up to what is drawn.
 """
 
 from __future__ import annotations

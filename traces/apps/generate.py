@@ -1,5 +1,5 @@
 """The application workload of Justitia's evaluation (Yang et al., Sec. V-A): 300 task graphs of
-nine classes, 72 % small, 26 % medium, 2 % large, arriving as requests do in Mooncake's trace,
+nine classes, 72 % small, 26 % medium, 2 % large. They arrive as requests do in Mooncake's trace,
 within 18, 9 or 6 minutes (1x, 2x, 3x).
 
 `apps` is `apps:2x`. A workload carries its graphs as groups with stages, and class and text of each
@@ -43,10 +43,10 @@ def load(
     reshape: Reshape | None = None,
     **mooncake,
 ) -> Workload:
-    """The application workload of a name. Its arrivals are `count` of those of Mooncake's
-    conversation trace, drawn with `seed` and shrunk to the window; `mooncake` says where that trace
-    is (search_path, cache_dir, offline, progress: see `load_trace`). Where only its replica is at
-    hand, the workload is marked as a replica and says so.
+    """Return the application workload of a name. Its arrivals are `count` of those of Mooncake's
+    conversation trace, drawn with `seed` and shrunk to the window. `mooncake` locates that trace
+    (search_path, cache_dir, offline, progress: see `load_trace`). If only its replica is at hand,
+    the workload is marked as a replica and says so.
 
     reshape  makes another application of each that was drawn: for studies of what sizes and shapes
              do

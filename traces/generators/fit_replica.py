@@ -2,9 +2,9 @@
 
     python -m twinserve.traces.generators.fit_replica ORIGINAL traces/data/TABLES.json
 
-No row of the original survives: what is kept are quantiles of the marginals, how often a prompt
-continues an earlier one, after how long, and how much it grows. `replica.py` says how they are put
-together again.
+No row of the original survives. Kept are quantiles of the marginals, how often a prompt continues
+an earlier one, after how long, and how much it grows. `replica.py` describes how a replica is
+drawn.
 """
 
 from __future__ import annotations

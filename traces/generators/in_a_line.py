@@ -109,8 +109,8 @@ def _grown(added: np.ndarray, output: np.ndarray, stage: np.ndarray) -> np.ndarr
 
 
 def _blocks(prompt: np.ndarray, kind: np.ndarray, group: np.ndarray, system: int) -> PrefixBlocks:
-    """Blocks of rows by session and turn: instructions are shared by kind, all other full blocks
-    within the session, and a last block that is not full is its row's own."""
+    """Return blocks of rows by session and turn. Instructions are shared by kind, all other full
+    blocks within the session, and a partial last block is the row's own."""
     counts = blocks_needed(prompt, BLOCK_TOKENS)
     offsets = offsets_of(counts)
     row = np.repeat(np.arange(len(prompt)), counts)

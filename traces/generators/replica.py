@@ -1,13 +1,12 @@
 """Synthetic stand-ins for public traces, drawn from small tables fitted to the originals
 (fit_replica.py).
 
-They exist so that a run by name works without a network. What a replica keeps of Mooncake's
-conversation trace: the number of rows, the ticks and how many requests fall into each, the
-marginals of both lengths, and the prefix tree. The tree grows as conversations do: a request either
-opens a prompt (sharing only the system block) or continues a prompt seen `gap` seconds ago and adds
-`growth` blocks to what they share. The reuse distances, hence the hit rates of an LRU cache of any
-size, follow from the gaps and depths. Drawing is stratified: each table is walked once in random
-order, so quantiles hardly depend on the seed.
+They exist so that a run by name works without a network. A replica keeps of Mooncake's conversation
+trace the number of rows, the ticks with their requests, the marginals of both lengths, and the
+prefix tree. The tree grows as conversations do. A request opens a prompt (sharing only the system
+block), or continues a prompt seen `gap` seconds ago and adds `growth` blocks. The reuse distances,
+hence the hit rates of an LRU cache of any size, follow from the gaps and depths. Drawing is
+stratified: each table is walked once in random order, so quantiles hardly depend on the seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workloads as people state them, in a line.
+"""Workloads stated in a line.
 
     stages:2x60/5x120/10x60      requests a second x seconds, one stage after another
     ramp:from=1,to=10,duration=600
@@ -6,9 +6,9 @@
     bursts:base=2,peak=20,every=60,length=5,duration=600
     closed:concurrency=16,requests=200     so many at once; stagger=10: the first ones over 10 s
 
-Of all of them: `lengths=sharegpt` (or lmsys), or `input=512,output=128` in tokens;
-`system=1024x8`: prompts begin with one of 8 system prompts of 1,024 tokens, each as likely;
-`burstiness=1` of the gaps, as in vLLM (not of `closed`).
+All take `lengths=sharegpt` (or lmsys), or `input=512,output=128` in tokens; `system=1024x8`:
+prompts begin with one of 8 equally likely system prompts of 1,024 tokens; and `burstiness=1` of the
+gaps, as in vLLM (not of `closed`).
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _bursts(options: Options) -> Rate:
 
 
 def _closed(options: Options) -> tuple[np.ndarray, int]:
-    """Arrivals and the limit: all wait from time 0 on, but the first ones come one by one where
-    they are staggered, and the others wait for them."""
+    """Return arrivals and the limit: all requests wait from time 0 on. With stagger the first ones
+    come one by one, and the others wait for them."""
     limit, n = options.whole("concurrency", None), options.whole("requests", None)
     if limit is None or n is None:
         options.fail("concurrency and requests are needed: add concurrency=16,requests=200")

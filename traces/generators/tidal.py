@@ -1,10 +1,10 @@
 """Online arrivals over a day: a tide with a peak at noon and a trough before dawn, and bursts
 within minutes.
 
-The shape is what the Echo paper says of its trace (Fig. 2, Sec. 2.2): most requests from 12:00 to
-14:00, fewest from 04:00 to 06:00, about six times as many at the peak as in the trough, and bursts
-such as one around 13:00. The trace itself is not public; the curve between these points and the
-size of the bursts are ours.
+The shape follows the Echo paper's description (Fig. 2, Sec. 2.2): most requests from 12:00 to
+14:00, fewest from 04:00 to 06:00. The peak is about six times the trough, with bursts such as one
+around 13:00. The trace itself is not public; the curve between these points and the size of the
+bursts are ours.
 """
 
 from __future__ import annotations

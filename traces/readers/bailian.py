@@ -3,9 +3,9 @@
     {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521,
      "output_length": 132, "type": "text", "turn": 2, "hash_ids": [1089, ...]}
 
-Timestamps are seconds. Every row's prompt already holds the whole conversation, and its arrival is
-known: turns are replayed when they were recorded, not as closed loops, and what they share is in
-the block ids. A last block that is only partly filled may lack its id. Wang et al., KVCache Cache
+Timestamps are seconds. Every row's prompt already holds the whole conversation, with a known
+arrival. So turns are replayed at their recorded times, not as closed loops, and the block ids have
+what they share. A last block that is only partly filled may lack its id. Wang et al., KVCache Cache
 in the Wild, USENIX ATC 2025.
 """
 

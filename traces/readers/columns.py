@@ -219,11 +219,10 @@ def assemble(
     notices: Sequence[str] = (),
     **columns,
 ) -> Workload:
-    """The workload of checked columns: empty rows dropped, sorted by arrival, ids unique.
+    """Return the workload of checked columns: empty rows dropped, sorted by arrival, ids unique.
 
-    Rows without a prompt or without an output token are requests that failed where they were
-    recorded: they are dropped and counted in a notice. Rows out of order are sorted, equal arrivals
-    keeping file order.
+    Rows without a prompt or without an output token failed when recorded: they are dropped and
+    counted in a notice. Rows out of order are sorted; equal arrivals keep file order.
     """
     notices = list(notices)
     if ids is not None:

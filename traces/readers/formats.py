@@ -1,4 +1,4 @@
-"""Which reader a file needs, told from its content; and reading one."""
+"""Find the reader of a file by its content, and read the file."""
 
 from __future__ import annotations
 

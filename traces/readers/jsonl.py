@@ -40,7 +40,7 @@ class Objects(list[dict]):
 def parse(
     data: bytes, path: str, parse_float: Callable[[str], object] | None = None
 ) -> tuple[Objects, Rows]:
-    """The objects of a JSONL file, or of one JSON array, and where they stand. Blank lines are
+    """Return the objects of a JSONL file, or of one JSON array, with their places. Blank lines are
     skipped.
 
     Raises WorkloadError at the first line that is no JSON object; a last line without its end of
@@ -97,14 +97,15 @@ def _array(text: str, decode: Callable[[str], list], path: str) -> tuple[Objects
 
 
 def reason(error: Exception) -> str:
-    """Why a text is no JSON, in Python's words where they say it."""
+    """Return why a text is no JSON, in Python's words if possible."""
     if isinstance(error, RecursionError):
         return "too many nested brackets"
     return error.msg if isinstance(error, json.JSONDecodeError) else worded(error)
 
 
 def column(rows: Objects, *names: str) -> list | None:
-    """A field's values under any of its names: None where a row, or as a whole if all lack it."""
+    """Return a field's values under any of its names; None for a row without it, or for all
+    rows."""
     values: list | None = None
     for name in names:
         if name not in rows.names:

@@ -7,7 +7,7 @@ text_input in place of input_length: its length is estimated
 hash_ids   ceil(input_length / 512) ids; equal ids mean equal prompts up to there
 session_id rows of one session are turns: each is sent `delay` milliseconds after the turn
            before has ended. A later turn without `delay` but with a timestamp waits for the
-           difference to the turn before (Dynamo's rule; where that is a stage of several rows, to
+           difference to the turn before (Dynamo's rule; if that is a stage of several rows, to
            its latest timestamp); one with neither is sent at once.
 priority   smaller is more urgent.
 Ours       request_id, class ("rt" or "be"), slo_ttft_s, slo_tpot_s (seconds), group and stage (an
@@ -199,7 +199,8 @@ def _times(
     stage: np.ndarray,
     notices: list[str],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Arrival and delay in seconds; NaN and a delay where a row waits for the stage before it."""
+    """Return arrival and delay in seconds; NaN and a delay if a row waits for the stage before
+    it."""
     to_seconds = float if options.time_unit == "s" else seconds
     limit = MAX_SECONDS if options.time_unit == "s" else MAX_SECONDS * 1000
     n = len(rows)

@@ -1,5 +1,5 @@
-"""What a reader may be told beyond the file's own content; and readers of other packages, and of
-files of their own."""
+"""A reader's options besides the file's own content; and readers of other packages, and of files of
+their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `<file>.meta.json` beside a trace that we wrote: what its rows cannot say themselves."""
+"""The `<file>.meta.json` of a trace that we wrote: facts that its rows cannot express."""
 
 from __future__ import annotations
 
@@ -70,9 +70,8 @@ class Source(BaseModel):
 class Meta(BaseModel):
     """Content of a sidecar. `sha256` is that of the data file; `prefix` False means that the hash
     ids were made up for tools that need them and share nothing; `concurrency` is that of a closed
-    loop, `stages_s` are those of a stated load; `group_names` only where the rows do not tell their
-    order; `applications` by the name of their group.
-    """
+    loop, `stages_s` are those of a stated load; `group_names` only if the rows do not show their
+    order; `applications` by the name of their group."""
 
     format: str = FORMAT
     version: int = SIDECAR.version

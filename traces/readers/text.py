@@ -4,10 +4,10 @@ ShareGPT  [{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt",
           A request is the first prompt of a conversation and the answer to it.
 custom    {"prompt": "...", "output_tokens": 100}, optionally with a "timestamp" in seconds.
 
-Lengths are the row's own counts where it has them (`prompt_tokens`, `output_tokens` or the Mooncake
-names) and otherwise an estimate from the text: its UTF-8 bytes / 4, rounded up, about what
-byte-pair vocabularies give for English and for CJK text alike. Where rows have no timestamps,
-arrivals are generated: a Poisson process.
+Lengths are the row's own counts if present (`prompt_tokens`, `output_tokens` or the Mooncake
+names). Otherwise they are estimated from the text: UTF-8 bytes / 4, rounded up, about what
+byte-pair vocabularies give for English and CJK text. If rows have no timestamps, arrivals are
+generated: a Poisson process.
 """
 
 from __future__ import annotations

@@ -214,8 +214,8 @@ class ApartConnector(Connector):
         return torch.from_numpy((first + np.arange(self._block_tokens)).reshape(-1))
 
     def _other(self, engine: str) -> SlotTable:
-        """The KV tensors of another engine. Raises FileNotFoundError where it has gone, and
-        ValueError where its layers are others."""
+        """The KV tensors of another engine. Raises FileNotFoundError if it has gone, and
+        ValueError if its layers are others."""
         known = self._others.get(engine)
         if known is not None and all(alive(layer) for layer in known[0]["layers"].values()):
             return known[1]

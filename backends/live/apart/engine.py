@@ -17,7 +17,7 @@ _PRELOAD = "twinserve.backends.live.apart.preload"
 
 
 class Process:
-    """An engine that starts; `wait` until it is up. Methods raise LiveEngineError where the engine
+    """An engine that starts; `wait` until it is up. Methods raise LiveEngineError if the engine
     fails, or says nothing for too long. Call `close` at the end.
 
     part  None: it stands alone, and answers
@@ -93,7 +93,7 @@ class Process:
         while kind == GOING:
             try:
                 if not self._pipe.poll(most_s):
-                    raise LiveEngineError(f"engine {self.name} has said nothing for {most_s:g} s")
+                    raise LiveEngineError(f"engine {self.name} has not answered for {most_s:g} s")
                 kind, value = self._pipe.recv()
             except (EOFError, OSError) as error:
                 raise LiveEngineError(f"engine {self.name} has gone") from error

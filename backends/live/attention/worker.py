@@ -13,7 +13,7 @@ class AttentionExtension:
     """Methods of the worker, for `collective_rpc`."""
 
     def twinserve_set_counts(self, entries: list[int], counts: list[int]) -> None:
-        """See `cells.CellCounts.set`. Raises ValueError where the engine was not told that blocks
+        """See `cells.CellCounts.set`. Raises ValueError if the engine was not told that blocks
         may be left early."""
         from twinserve.backends.live.attention.backend import PARTIAL_BLOCKS
 

@@ -32,7 +32,7 @@ class DraftingLiveBackend(LiveBackend):
         self._verifies = twin.verify
 
     def verified(self, granted: np.ndarray, rows: np.ndarray, answer: StepAnswer) -> Verified:
-        """Raises LiveEngineError where the engine verified other drafts than planned, or gave other
+        """Raises LiveEngineError if the engine verified other drafts than planned, or gave other
         tokens than are booked."""
         names = [self.requests.ids[row] for row in rows.tolist()]
         scheduled = answer.scheduled

@@ -391,7 +391,7 @@ class VllmEngine:
         self._client.abort_requests([request_id])
 
     def step(self, planned: PlannedStep) -> StepAnswer:
-        """Execute `planned`: schedule, forward pass, sampling. Raises LiveEngineError where the
+        """Execute `planned`: schedule, forward pass, sampling. Raises LiveEngineError if the
         engine fails."""
         self.scheduler.planned = planned
         try:

@@ -18,7 +18,7 @@ from twinserve.profiles.composition import StepComposition
 @dataclass(frozen=True, slots=True)
 class Timing:
     """One step: what it computed; seconds of wall time around it, of these in the executor, between
-    GPU events (NaN without a GPU), and without a core (NaN where the engine has several threads, or
+    GPU events (NaN without a GPU), and without a core (NaN if the engine has several threads, or
     waits for a GPU)."""
 
     work: StepComposition

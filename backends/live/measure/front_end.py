@@ -207,7 +207,7 @@ class _Client:
 
 def thread_seconds(process: int) -> tuple[float, float]:
     """CPU seconds of its first thread, and of its others without those of ZeroMQ. LiveEngineError
-    where the host does not count them."""
+    if the host does not count them."""
     first_s, others_s = 0.0, 0.0
     try:
         for thread in Path(f"/proc/{process}/task").iterdir():

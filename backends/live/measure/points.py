@@ -141,7 +141,7 @@ def _powers(first: int, last: int, factor: int) -> list[int]:
 
 def _random(kind: str, rng: np.random.Generator, limits: Limits) -> Point | None:
     """Decodes and one prompt or chunk, sizes uniform on a logarithmic scale; a "check" has uneven
-    contexts, and may have no decodes or no prompt, or two prompts. None where no draw fits."""
+    contexts, and may have no decodes or no prompt, or two prompts. None if no draw fits."""
     longest = limits.max_model_len - ROOM
 
     def draw(low: int, high: int) -> int:

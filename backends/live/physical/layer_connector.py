@@ -148,7 +148,7 @@ def pool_of(caches: list[torch.Tensor]) -> torch.Tensor:
     """The allocation that `caches`, a tensor a layer, [blocks, ...] each, are parts of: [layers *
     blocks, ...], a page each.
 
-    Raises ValueError where they do not fill one allocation page by page, as before vLLM 0.32.
+    Raises ValueError if they do not fill one allocation page by page, as before vLLM 0.32.
     """
     first, storage = caches[0], caches[0].untyped_storage()
     word = first.element_size()

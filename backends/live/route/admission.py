@@ -98,7 +98,7 @@ class Admission:
             self.ask_again()
 
     def _try(self, request: Request, avoid: Collection[int]) -> Stay | None:
-        """None where it is to wait."""
+        """None if it is to wait."""
         if self._fleet.in_flight >= self._most_in_flight:
             return None
         choice = self._fleet.choose(request, avoid)

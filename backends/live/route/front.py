@@ -338,7 +338,7 @@ def _object(given: bytes) -> Mapping[str, Any]:
 
 def serve(settings: RouteSettings) -> int:
     """Until SIGTERM or SIGINT; requests that are under way may then end, a second signal ends them.
-    Returns how many did not end. Raises SettingsError, RegistryError, and OSError where it cannot
+    Returns how many did not end. Raises SettingsError, RegistryError, and OSError if it cannot
     listen."""
     router_of(
         settings.router, bool(settings.kv_events), settings.profile

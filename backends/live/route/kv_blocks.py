@@ -228,7 +228,7 @@ class Gap(Enum):
 class KvStream:
     """on_gap  called with what became of each
 
-    Messages go to `live` as they come. Where that says so, a replay is wanted from `wanted` on:
+    Messages go to `live` as they come. If that says so, a replay is wanted from `wanted` on:
     its messages go to `replayed` (None: no answer). Until then live ones wait.
     """
 

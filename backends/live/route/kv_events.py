@@ -83,7 +83,7 @@ class KvEvents:
     def _ended(self, worker: int, task: asyncio.Task[None]) -> None:
         if not task.cancelled():  # it does not end by itself
             where, error = self._endpoints[worker].events, task.exception()
-            _log.error("%s: KV events are not heard any more: %s", where, error)
+            _log.error("%s: KV events are no longer received: %s", where, error)
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -123,7 +123,7 @@ class KvEvents:
             self._on_gap(worker, Gap.DROPPED)
         except Exception:
             stream.blocks.clear()
-            _log.exception("%s: KV events could not be taken in", self._endpoints[worker].events)
+            _log.exception("%s: KV events could not be processed", self._endpoints[worker].events)
             self._on_gap(worker, Gap.DROPPED)
         self.batches[worker] += stream.batches - before
         self.unnamed[worker] += stream.blocks.unnamed - unnamed
@@ -160,7 +160,7 @@ class KvEvents:
                     found.append(message)
                     size += sum(map(len, frames))
                     if size > REPLAY_BYTES or asyncio.get_running_loop().time() > end:
-                        _log.warning("%s: a replay that is too long was not taken", endpoint)
+                        _log.warning("%s: ignored a replay that is too long", endpoint)
                         return None
             except (TimeoutError, UnreadableError):
                 return found or None

@@ -19,7 +19,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class KvMemory(NamedTuple):
-    """Of a worker. Where it does not tell, a guess that only matters for `num_blocks`' share."""
+    """Of a worker. If it does not tell, a guess that only matters for `num_blocks`' share."""
 
     num_blocks: int = 2**14
     block_tokens: int = 16

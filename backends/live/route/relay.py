@@ -1,4 +1,4 @@
-"""One request's way: to a worker, again to another one where it is lost, and back to its client."""
+"""One request's way: to a worker, again to another one if it is lost, and back to its client."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Relay:
         self._admission, self._counters = admission, counters
 
     async def answer(self, job: Job) -> web.StreamResponse:
-        """Raises RefusedError where the client has no byte yet, and ClientGoneError."""
+        """Raises RefusedError if the client has no byte yet, and ClientGoneError."""
         tried: set[int] = set()
         for attempt in range(self._settings.retries + 1):
             try:
@@ -136,14 +136,14 @@ class Relay:
     def _stuck(job: Job) -> str:
         """Why an answer that was begun cannot go on elsewhere; empty: it can."""
         if job.continuation is None:
-            why = job.obstacle or "route was told not to migrate"
+            why = job.obstacle or "route runs with --no-migration"
         else:
             why = job.continuation.broken
         return f"its worker was lost, and the answer cannot go on elsewhere ({why})" if why else ""
 
     async def _once(self, job: Job, stay: Stay, worker: Worker) -> web.StreamResponse:
         """All of it is here then; of a stream the client has all but the end. Raises
-        WorkerLostError where the worker does not end it, RefusesRestError, RefusedError."""
+        WorkerLostError if the worker does not end it, RefusesRestError, RefusedError."""
         try:
             async with asyncio.timeout(None) as scope:
                 with worker.attempt(scope):

@@ -93,7 +93,7 @@ class RouteSettings(BaseModel):
 
     @property
     def endpoints(self) -> list[KvEndpoints]:
-        """Of each worker; empty where they publish nothing. One with the host * is of all."""
+        """Of each worker; empty if they publish nothing. One with the host * is of all."""
         given = self.kv_events
         if not given:
             return []
@@ -177,8 +177,8 @@ def require_libraries(events: bool = False) -> None:
 
 def router_of(text: str, kv_events: bool = False, profile: str | None = None) -> Router:
     """A new router that can decide by what the front knows. kv_events: workers publish them.
-    profile: see `RouteSettings`. Raises SettingsError where it needs more than that, or signals
-    that are lost on purpose; RegistryError where there is none."""
+    profile: see `RouteSettings`. Raises SettingsError if it needs more than that, or signals
+    that are lost on purpose; RegistryError if there is none."""
     spec = parse_router(text)
     router = spec.build()
     if router.hears_kv_events() and not kv_events:

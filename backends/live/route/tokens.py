@@ -40,7 +40,7 @@ class Tokens:
         self._fleet, self._counters = fleet, counters
 
     async def of(self, body: Mapping[str, Any], headers: CIMultiDict[str]) -> list[int] | None:
-        """headers: for workers; changed here. None where the prompt has token ids already, or where
+        """headers: for workers; changed here. None if the prompt has token ids already, or where
         no worker says."""
         asked = question(body)
         if asked is None or not self._fleet.up:

@@ -41,7 +41,7 @@ class Worker:
 
     @contextlib.contextmanager
     def attempt(self, scope: asyncio.Timeout) -> Iterator[None]:
-        """What runs within ends with TimeoutError where the worker is found to be down."""
+        """What runs within ends with TimeoutError if the worker is found to be down."""
         self._attempts.add(scope)
         try:
             yield
@@ -107,7 +107,7 @@ class Workers:
             try:
                 await once(worker)
             except Exception:
-                _log.exception("%s: what it said of itself could not be taken in", worker.url)
+                _log.exception("%s: its answer could not be processed", worker.url)
             if self._stopped:  # a timeout due at the same moment may replace the cancellation
                 return
             await asyncio.sleep(max(began + every_s - clock(), 0.0))
@@ -179,7 +179,7 @@ class Workers:
             "%s is up: %d KV blocks of %d tokens%s",
             worker.url,
             *worker.memory,
-            "" if load else "; its /metrics say nothing of its load",
+            "" if load else "; its /metrics have no load",
         )
         self._on_change()
 
@@ -189,7 +189,7 @@ class Workers:
         settings = self._settings
         pause_s = worker.fell(self._now(), settings.health_s, settings.back_off_s)
         if pause_s:
-            why += f"; it comes and goes, and is left out for {pause_s:g} s at least"
+            why += f"; it fails repeatedly, and gets no requests for at least {pause_s:g} s"
         _log.warning("%s is down: %s", worker.url, why)
         self._fleet.failed(worker.index)
         if self.events is not None:

@@ -53,9 +53,8 @@ class RequestRules:
                 f"name one of {known}, or send no app"
             )
         return (
-            f"vllm_xargs.app_class: nothing is known of class {attributes.app_class!r}; name one "
-            f"of {known}, or start "
-            "the server's policy with training=FILE that has samples of it"
+            f"vllm_xargs.app_class: class {attributes.app_class!r} is unknown; name one of "
+            f"{known}, or start the server's policy with training=FILE that has samples of it"
         )
 
 
@@ -80,7 +79,7 @@ class Applications:
     """Those that are open, by client and name: no client can join, end or outlast another one's. An
     application begins with its first request, which says its
     class and input text, and the policy is told of it once. It ends when as many of its requests
-    have finished as the client announced and no other one is here. Where nothing is announced the
+    have finished as the client announced and no other one is here. If nothing is announced the
     next stage may always come, so it stays open until none of its requests has been here for
     `idle_s` seconds, or until `most_idle` others of its client have been without requests for a
     shorter time. A name is free again after the end.

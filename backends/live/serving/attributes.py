@@ -49,8 +49,8 @@ class BadAttributeError(ValueError):
 
 @dataclass(frozen=True)
 class RequestAttributes:
-    """Seconds; NaN where the client named no objective. priority None: the request's own. client:
-    whose it is, as the server found out; None where it did not look."""
+    """Seconds; NaN if the client named no objective. priority None: the request's own. client:
+    whose it is, as the server found out; None if it did not look."""
 
     service_class: RequestClass = RequestClass.REAL_TIME
     priority: int | None = None

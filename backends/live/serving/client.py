@@ -33,7 +33,7 @@ def bench(server: ServerProcess, out: Path, load: dict, seed: int, *further: str
 @contextmanager
 def ahead_of_others() -> Iterator[bool]:
     """This thread goes before the ordinary programs of its host, as if it had a machine of its own.
-    True where the host allows that (Linux, root or CAP_SYS_NICE), else nothing changes.
+    True if the host allows that (Linux, root or CAP_SYS_NICE), else nothing changes.
 
     Without it a client is woken late by a server that keeps its processors busy, and reads tokens
     in one piece that the server sent one by one (docs/calibrate.md, "Answers in one piece").
@@ -54,7 +54,7 @@ def ahead_of_others() -> Iterator[bool]:
 
 
 def keep_ahead() -> bool:
-    """The same for good, as for a thread of a pool; False where the host does not allow it."""
+    """The same for good, as for a thread of a pool; False if the host does not allow it."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except (AttributeError, OSError):  # not Linux; not allowed

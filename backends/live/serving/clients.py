@@ -115,7 +115,7 @@ class Clients:
     slo_tpot_s: float | None = None
 
     def refusal(self, name: str | None) -> str:
-        """Why a request with this stamp is not served, in one line; empty where it is."""
+        """Why a request with this stamp is not served, in one line; empty if it is."""
         if not self.stamped or name == OTHERS or name in self.listed:
             return ""
         return (

@@ -100,7 +100,7 @@ class Decider:
         return {"rt": len(best_effort) - be, "be": be}
 
     def refusal(self, attributes: RequestAttributes) -> str:
-        """Why such a request cannot be served now, in one line; empty where it can."""
+        """Why such a request cannot be served now, in one line; empty if it can."""
         fault = self._clients.refusal(attributes.client)
         if fault:
             return fault

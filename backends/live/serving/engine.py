@@ -8,7 +8,7 @@ from twinserve.backends.live.versions import LiveEngineError
 
 
 def unsupported(vllm_config, asynchronous: bool) -> str:
-    """Why this engine cannot be scheduled by a policy, in one line; empty where it can."""
+    """Why this engine cannot be scheduled by a policy, in one line; empty if it can."""
     scheduling, parallel = vllm_config.scheduler_config, vllm_config.parallel_config
     connector = vllm_config.kv_transfer_config
     if scheduling.async_scheduling and not asynchronous:

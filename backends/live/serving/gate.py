@@ -70,7 +70,7 @@ class Gate:
                 )
             return Verdict(body=body)  # the API says so itself
         if f'"{STAMP}"' in written:
-            return Verdict(f"{STAMP} is not a client's to say; leave it out")
+            return Verdict(f"clients must not set {STAMP}; leave it out")
         if not isinstance(parsed, dict):
             return Verdict(body=body)
         return self._judge_object(parsed, headers, body)
@@ -122,7 +122,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def gate_of(settings: Any) -> Gate:
-    """settings: what vLLM keeps in its application's state, with `additional_config`. Where it, or
+    """settings: what vLLM keeps in its application's state, with `additional_config`. If it, or
     what it names, is not there the scheduler alone judges."""
     given = getattr(settings, "additional_config", None)
     if not isinstance(given, Mapping):
@@ -145,5 +145,5 @@ def _rules_of(given: Mapping[str, Any]) -> RequestRules | None:
         spec = parse_policy(given["policy"])
         return RequestRules.of(spec.policy, spec.policy.Options(**spec.options))
     except (PolicyError, RegistryError) as error:
-        _log.warning("the policy's requests are judged by the scheduler alone: %s", error)
+        _log.warning("the policy's requests are checked by the scheduler alone: %s", error)
         return None

@@ -185,8 +185,8 @@ def clients_of(options: ServingOptions, policy: Policy) -> Clients:
     believed = any(one.beliefs.applications for one in clients.all)
     if policy.traits.orders_applications and not believed:
         _log.warning(
-            "policy %s: applications are believed of no client, so that requests count one by one, "
-            'or for their client; say which clients are believed ("clients", docs/serving.md)',
+            "policy %s: no client may name applications, so requests count one by one, or for "
+            'their client; list trusted clients ("clients", docs/serving.md)',
             options.policy,
         )
     return clients
@@ -199,7 +199,7 @@ def _unsaid(spec: PolicySpec) -> list[str]:
 
 
 def served_ledger(options: ServingOptions, spec: PolicySpec) -> str:
-    """Name of the KV ledger: the one asked for, or else the policy's own. Where that one lays KV
+    """Name of the KV ledger: the one asked for, or else the policy's own. If that one lays KV
     out as vLLM's pool cannot (`bidirectional` puts two requests into one block), it would have
     half of the pool and gain nothing: then `paged`."""
     asked = options.kv or spec.kv

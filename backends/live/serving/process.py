@@ -112,7 +112,7 @@ class ServerProcess:
         return self.log.read_text(errors="replace")
 
     def wait(self, timeout_s: float = 180.0) -> None:
-        """Until it answers. LiveEngineError where it ends, or takes longer."""
+        """Until it answers. LiveEngineError if it ends, or takes longer."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             if self.process.poll() is not None:

@@ -15,9 +15,9 @@ _COUNTERS = {
     "restarts": "requests that the policy got anew after a drift",
     "refused": "requests that the policy cannot serve",
     "preempted": "requests that lost their memory to others",
-    "predicted_requests": "requests that ended and whose output was predicted when they came",
+    "predicted_requests": "finished requests whose output was predicted at arrival",
     "predicted_output_tokens": "output tokens of these requests",
-    "predicted_missed_tokens": "output tokens by which these predictions were off, in sum",
+    "predicted_missed_tokens": "total error of these predictions in output tokens",
 }
 _GAUGES = {
     "decision_mean_s": ("decision_mean_seconds", "seconds that the policy takes for a step"),

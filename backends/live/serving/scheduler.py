@@ -95,7 +95,7 @@ class PolicyScheduling(Steering):
 
     def serve(self, options: ServingOptions) -> None:
         """From now on as `options` say, on a clock of its own; no request may be here. Raises
-        LiveEngineError where this engine cannot be served so."""
+        LiveEngineError if this engine cannot be served so."""
         facts = engine_facts(self)
         core = build_core(options, facts, self.asynchronous)
         clients = clients_of(options, core.policy)
@@ -130,7 +130,7 @@ class PolicyScheduling(Steering):
         blocks = f"{ledger.num_blocks} of {facts.num_blocks} KV blocks"
         logger.info("policy %s on the %s ledger: %s", options.policy, ledger.name, blocks)
         if ledger.knows_layers:
-            logger.warning("moves of layers are accounted and not made: %s", LAYERS_STAY_TOGETHER)
+            logger.warning("layer moves are accounted for but not made: %s", LAYERS_STAY_TOGETHER)
 
     def now(self) -> float:
         """Seconds since the scheduler was made: the clock of table and policy."""

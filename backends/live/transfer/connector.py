@@ -189,7 +189,7 @@ class TwinserveConnector(Connector):
         if isinstance(kv_connector_metadata, SwapOrders) and kv_connector_metadata.orders.number:
             if self._copier is None:
                 raise RuntimeError(
-                    "a swap of KV was asked before the engine registered its KV cache"
+                    "a KV swap was requested before the engine registered its KV cache"
                 )
             self._copier.carry_out(kv_connector_metadata.orders)
 

@@ -1,4 +1,4 @@
-"""Where a token slot lies in an engine's KV tensors.
+"""The place of a token slot in an engine's KV tensors.
 
 Attention backends shape a layer's cache differently:
 

@@ -1,7 +1,7 @@
 """The bidirectional ledger of BROS (IEEE version, Sec. V and Fig. 8; Alg. 1 lines 8 and 19).
 
 A block has at most one real-time owner, filling its slots from the left, and one best-effort owner,
-filling them from the right. Where both claim the same slots, the one that ran last has its data
+filling them from the right. If both claim the same slots, the one that ran last has its data
 there and the other's is on the host (lazy checkpoint). docs/live_memory.md draws the rules and
 lists what the paper leaves open.
 """

@@ -185,7 +185,7 @@ class Placement(Overwriting):
 
     # -- restoring --------------------------------------------------------------------------------
     def returning(self, row: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """`stuck_parts` of the row; None where there are fewer places than must move."""
+        """`stuck_parts` of the row; None if there are fewer places than must move."""
         cells, stuck = self.stuck_parts(row)
         if stuck.any():
             parts = cells[stuck]

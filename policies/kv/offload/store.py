@@ -261,7 +261,7 @@ class HostStore:
 
     def pin(self, keys: Sequence[int], access: Access) -> list[int]:
         """A load of `keys` begins: they stay until `unpin`. Returns their slots. Raises LedgerError
-        where one cannot be read."""
+        if one cannot be read."""
         slots = []
         for key in keys:
             chunk = self.eviction.get(key)
@@ -286,7 +286,7 @@ class HostStore:
     # -- writing -----------------------------------------------------------------------------------
     def reserve(self, offered: Sequence[int], access: Access) -> dict[int, int] | None:
         """Room for those of `offered` that are not here and are admitted: key -> slot. They are
-        readable after `written`. None where they do not fit: then nothing has changed but what was
+        readable after `written`. None if they do not fit: then nothing has changed but what was
         counted."""
         if self.threshold >= 2:
             self._count_offers(offered)

@@ -63,7 +63,7 @@ class Measured(Shedding):
 def of_events(value: float, others: ValidationInfo) -> float:
     """Check an option of KV events. Raises ValueError if the router's `index` hears none."""
     if value and others.data.get("index") == "approximate":
-        raise ValueError("index=approximate hears no KV events; drop one of the two")
+        raise ValueError("index=approximate uses no KV events; drop one of the two")
     return value
 
 

@@ -1,21 +1,20 @@
 """Mooncake's conductor (Qin et al., FAST 2025, Algorithm 1).
 
-Of every replica that computes prompts it predicts the time to first token: the prefills that are
-queued there, one after another, and this prompt's without what is cached there. The shortest gets
-the request. Of every replica that decodes it predicts the time between tokens (TBT) with all that
-were sent there and this request; the shortest gets it. Both are chosen when the request arrives.
-Where even the first breaks its TTFT objective, or the second its TPOT objective (the paper's TBT),
-the request is rejected, as with HTTP 429. A replica that does both is chosen by the first time, and
-asked about the second.
+For every prefill replica it predicts the time to first token: the queued prefills one after
+another, and this prompt's uncached part. For every decode replica it predicts the time between
+tokens (TBT) with all requests sent there and this one. The request gets the replicas with the
+shortest times, both chosen on arrival. If even the first breaks its TTFT objective, or the second
+its TPOT objective (the paper's TBT), the request is rejected, as with HTTP 429. A replica with both
+roles is chosen by the first time, and checked by the second.
 
 Times come from a model of the replica that was fitted beforehand, as in the paper; here it is the
 simulator's own. KV events tell what is cached.
 
 Differences. Prefixes are not fetched from other replicas, and so none are replicated: there is no
 such transfer between replicas yet (the paper's branch above `kvcache_balancing_threshold`). A
-prompt under way counts whole until its first token. A request counts at its decode replica from its
-arrival on; the paper foretells when it gets there, assuming one decode time for all. TTFT leaves
-out the way of the KV to the decode replica: the paper sends it layer by layer, during the prefill.
+prompt counts whole until its first token. A request counts at its decode replica from its arrival
+on; the paper predicts when it gets there, with one decode time for all. TTFT excludes the transfer
+of KV to the decode replica: the paper sends KV layer by layer, during the prefill.
 """
 
 from __future__ import annotations
@@ -61,7 +60,8 @@ class _Queue:
     tokens: int = 0
 
     def computed(self, request: Request) -> bool:
-        """Its prompt is, or needs no more to be. False where it was."""
+        """Record that the prompt is computed, or no longer needed. Returns False if it was
+        already."""
         if self.prefill_s.pop(request, None) is None:
             return False
         self.queued_s = None
@@ -148,7 +148,7 @@ class Conductor(OfPrefixes[ConductorOptions]):
         model = self.view.models[replica]
         if model is None:
             raise PolicyError(
-                f"router 'conductor': nothing is known of the step times of replica {replica}; "
-                "use another router"
+                f"router 'conductor': the step times of replica {replica} are unknown; use "
+                "another router"
             )
         return model

@@ -3,10 +3,10 @@
     cost = scale x (active prefill + prompt - cached) / block + active blocks + new blocks
            + request weight x active requests
 
-active prefill  prompt tokens, less what was cached, of requests there that have no first token
-cached          prompt tokens that the replica has, times `credit`; of prompts under way, that are
-                active prefill, they are taken off whole whatever the credit
-active blocks   distinct prompt blocks of the requests there; new: those of this one beside them
+active prefill  uncached prompt tokens of requests there without a first token
+cached          prompt tokens that the replica has, times `credit`; from active prefill they are
+                taken off whole whatever the credit
+active blocks   distinct prompt blocks of the requests there; new: those that this one adds
 
 The lowest cost gets the request. With a temperature it is drawn: softmax of -cost / (max - min) /
 temperature. KV events tell what is cached; with index=approximate dispatches do, for 120 s.
@@ -54,7 +54,9 @@ class DynamoOptions(Shedding):
     @classmethod
     def _of_dispatches(cls, ttl: float, others: ValidationInfo) -> float:
         if others.data.get("index") == "exact":
-            raise ValueError("index=exact forgets by KV events; give index=approximate, or drop it")
+            raise ValueError(
+                "index=exact removes blocks by KV events; give index=approximate, or drop it"
+            )
         return ttl
 
 

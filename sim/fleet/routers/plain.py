@@ -65,7 +65,7 @@ class LeastTokens(PerRequest[Shedding]):
     """The fewest prompt tokens in flight, then the fewest requests, then the first.
 
     A request counts with its whole prompt from its dispatch to its end, as in llm-d's
-    `token-load-scorer`: neither the length of its answer nor what is cached is known.
+    `token-load-scorer`: the answer's length and cached tokens are unknown.
     """
 
     name = "least-tokens"
@@ -98,8 +98,8 @@ class _Homes(Router[Shedding]):
 
 
 class LeastRequests(_Homes):
-    """The fewest unfinished requests, the first on a tie; requests that share a prefix stay where
-    the first of them went."""
+    """The fewest unfinished requests, the first on a tie. Requests with a shared prefix follow the
+    first of them."""
 
     name = "least-requests"
     Options = Shedding
@@ -138,7 +138,7 @@ class Session(_Homes):
 
 
 def weight(session: int, replica: int) -> bytes:
-    """A random number for the pair; the session is where it is highest."""
+    """A random number for the pair; the session goes to the highest."""
     return blake2b(f"{session}/{replica}".encode(), digest_size=8).digest()
 
 

@@ -1,11 +1,11 @@
 """vLLM's balancer of data-parallel engines (vllm/v1/engine/core_client.py, 0.32:
 `get_core_engine_for_request`).
 
-Every engine's score is the larger of two: the requests that this client has under way there times
-the number of clients, and waiting + running of the last snapshot. Where requests wait, their number
-times 6 max(0, KV use - 0.5) comes on top. The engine with the lowest score gets the request. The
-scan begins one engine further each time, so that ties do not favour any; `waiting` of the chosen
-one grows by the number of clients until the next snapshot.
+An engine's score is the larger of two: this client's unfinished requests there times the number of
+clients, and waiting + running of the last snapshot. If requests wait, their number times 6 max(0,
+KV use - 0.5) is added. The engine with the lowest score gets the request. The scan begins one
+engine further each time, so that ties do not favour any; `waiting` of the chosen one grows by the
+number of clients until the next snapshot.
 
 Snapshots are of every 100 ms. vLLM's coordinator sends one 100 ms after the last one at the
 earliest, when counts have changed (vllm/v1/engine/coordinator.py); here they are of multiples of

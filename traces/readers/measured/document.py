@@ -24,7 +24,7 @@ def documents(data: bytes, path: str) -> list[dict]:
 
 
 def document(data: bytes, path: str, several: str) -> dict:
-    """The one JSON object of a file; `several` says what to do where there are more."""
+    """Return the one JSON object of a file; `several` is the advice if there are more."""
     found = documents(data, path)
     if len(found) > 1:
         raise WorkloadError(f"{path}: holds {len(found)} results: {several}")
@@ -32,7 +32,7 @@ def document(data: bytes, path: str, several: str) -> dict:
 
 
 def at(row: Any, *names: str) -> Any:
-    """The value at a path of names; None where any of them is missing."""
+    """Return the value at a path of names; None if any is missing."""
     for name in names:
         if type(row) is not dict:
             return None

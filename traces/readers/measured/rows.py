@@ -31,7 +31,7 @@ class Field:
     """A column as the file has it.
 
     name    of the field, for messages
-    values  one a row; None where the file has none
+    values  one a row; None if the file has none
     unit_s  seconds that 1 stands for, of times
     remedy  what to do if the rows lack it
     """

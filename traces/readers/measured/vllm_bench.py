@@ -5,12 +5,12 @@
      "ttfts": [0.21, 0.0], "itls": [[0.01, ...], []], "latencies": [1.6, 0.0],
      "errors": ["", "Service Unavailable"], "mean_ttft_ms": 210.0, ...}
 
-Source: `benchmark` and `main_async` of vllm/benchmarks/serve.py, vLLM 0.32.0. `start_times` are
-seconds of a clock without a date, when the client sent the request. With --max-concurrency the
-workload is a closed loop: a request may have waited `queue_times` seconds for its turn. Earlier
-versions lack `queue_times` (at a rate of inf all requests are due at once) and `latencies` (the end
-is then the first token and all gaps after it). Without --save-detailed a result holds no requests,
-only numbers over all of them.
+Source: `benchmark` and `main_async` of vllm/benchmarks/serve.py, vLLM 0.32.0. `start_times` are the
+client's send times on a clock without a date, in seconds. With --max-concurrency the workload is a
+closed loop: a request may have waited `queue_times` seconds for its turn. Earlier versions lack
+`queue_times`: at a rate of inf all requests are due at once. They also lack `latencies`: the end is
+then the first token and all gaps after it. Without --save-detailed a result holds no requests, only
+numbers over all of them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ HALF_A_YEAR_S = 183 * 86_400.0
 
 @dataclass
 class _Request:
-    """What the log says of one request; None where it does not."""
+    """The log's facts on one request; None if missing."""
 
     name: str
     line: int
@@ -100,7 +100,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
 
 
 def _scan(text: str, path: str) -> tuple[dict[str, _Request], dict[str, int]]:
-    """Requests by name in the order in which they came, and prompt lengths told beside them."""
+    """Return requests by name in order of arrival, and prompt lengths from other lines."""
     found: dict[str, _Request] = {}
     prompts: dict[str, int] = {}
     clock = _Clock()
