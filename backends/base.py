@@ -33,7 +33,7 @@ class Transfers:
     ready_s  rows that wait for a transfer -> when it lands
     lands_s  rows with a transfer for which no step waits -> when the last of them lands
     before   when the step may start
-    beside   when the step may end at the earliest
+    beside   the earliest end of the step
     """
 
     to_host_bytes: int

@@ -1,5 +1,5 @@
 """The link between device and host memory: two ports, one a direction (a copy engine each, full
-duplex). Transfers outlive the step that started them, and are known by when they end. Bytes,
+duplex). Transfers outlive the step that started them, and are identified by their end. Bytes,
 seconds.
 
 GPUs without NVLink send their all-reduces over it too. These are evenly spread over a step's
@@ -10,9 +10,9 @@ transfers share the link is a `Sharing`; over the length of a step it comes to t
 - while anything is transferred, each all-reduce takes `1 + delay` times as long, and the step is
   longer by that.
 
-Before a step begins, and after it has computed where it waits for its transfers, they have the link
-to themselves. What outlives a step goes on at the step's rate: the next steps are not known when it
-is queued, and taken to be like this one.
+Before a step begins, and while it only waits for its transfers, they have the link to themselves. A
+transfer that outlives a step goes on at the step's rate: the next steps are unknown when it is
+queued, and assumed to be like this one.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Computing:
 
 
 class PcieLink:
-    """bytes_per_s: sustained, each direction, over all ranks. latency_s: of one
-    transfer, while others pass. sharing: with all-reduces, where there are any."""
+    """bytes_per_s: sustained, each direction, over all ranks. latency_s: of one transfer, while
+    others pass. sharing: with all-reduces, if there are any."""
 
     def __init__(
         self, bytes_per_s: float, latency_s: float = 10e-6, sharing: Sharing = evenly

@@ -1,4 +1,4 @@
-"""Data-parallel ranks that share experts: they meet in every layer, so no rank starts a step before
+"""Data-parallel ranks that share experts. They meet in every layer: no rank starts a step before
 all have ended theirs, and a rank's experts work on the tokens of all."""
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from twinserve.profiles.forms.pipeline import PipelineModel
 
 class PipelineBackend(SimulatedBackend):
     """A batch begins on a stage when the batch before it has left that, and its activations have
-    come from the stage before. They are sent beside the next batch's work. The host prepares one
-    batch at a time, before the first stage and beside the work of all. A batch
-    planned ahead begins when the last stage has given the tokens that it goes on from; their way
-    back is left out, a few bytes."""
+    come from the stage before. They are sent during the next batch's work. The host prepares one
+    batch at a time, before the first stage and during the work of all. A batch planned ahead begins
+    when the last stage has given the tokens that it goes on from; their way back is left out, a few
+    bytes."""
 
     model: PipelineModel
 

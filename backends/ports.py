@@ -1,4 +1,4 @@
-"""Ports: what bytes pass on their way, each with a rate and a queue. One direction of PCIe is a
+"""Ports: the parts of a transfer's path, each with a rate and a queue. One direction of PCIe is a
 port, a network card has two, the device of a tier is another. Bytes, seconds.
 
 A transfer takes a path of ports.
@@ -6,7 +6,7 @@ A transfer takes a path of ports.
 - It begins when all of them are free, and goes at the rate of the slowest.
 - Each port serves its transfers in the order in which they were queued. A port that is free before
   the others of a path waits with them, and what is queued behind it waits, too.
-- Each port is busy for the bytes over its own rate, not for as long as the slowest takes: a disk
+- Each port is busy for the bytes over its own rate, not for the slowest one's time. A disk
   that is read over PCIe leaves PCIe to others meanwhile. So a port gets no more bytes than its rate
   allows, however many send to it: eight senders to one receiving port share that port's rate.
 - Latency keeps no port busy: the next transfer begins when the bytes of the one before have passed.
@@ -36,7 +36,7 @@ class Transfer:
 
 
 class Port:
-    """bytes_per_s: sustained. latency_s: of each transfer, beside its bytes.
+    """bytes_per_s: sustained. latency_s: of each transfer, on top of its bytes.
 
     free_at                   when it has let through all that is queued
     queued_bytes              charged so far: landed, lost, and those under way
@@ -56,7 +56,7 @@ class Port:
         self._under_way: list[tuple[float, int, Transfer]] = []
 
     def passed(self, begin: float, size: int) -> float:
-        """When it has let `size` bytes through that begin at `begin`, with nothing beside them."""
+        """Return the end of `size` bytes that begin at `begin`, alone."""
         return begin + size / self.bytes_per_s
 
     def carry(self, transfer: Transfer, now: float, until: float) -> None:

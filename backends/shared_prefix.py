@@ -12,8 +12,8 @@ from twinserve.profiles.forms.shared_prefix import SharedPrefixModel
 
 
 class SharedPrefixBackend(SimulatedBackend):
-    """What decodes share is what they have in the same blocks: the ledger says. It stays the same
-    in a run of steps, which ends where a request joins or leaves.
+    """Decodes share the text in common blocks, which the ledger knows. It stays the same in a run
+    of steps, which ends when a request joins or leaves.
 
     ledger  of the engine
     """

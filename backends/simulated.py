@@ -53,7 +53,7 @@ class SimulatedBackend(Backend):
 
     layers      of the model, for moves that name layers
     fast        whether runs of identical steps are executed at once
-    allreduces  seconds of a step's all-reduces by its composition, where they share the link
+    allreduces  seconds of a step's all-reduces by its composition, if they share the link
                 (`links.allreduces_of`)
     layered     the ledger moves single layers
     cold_start_s  the first step takes so much longer
@@ -283,7 +283,7 @@ class SimulatedBackend(Backend):
     def _computing(
         self, moves: Sequence[KvMove], now: float, overhead_s: float, work: StepComposition
     ) -> Computing | None:
-        """The step beside `moves`: it begins when those that it waits for have landed, and nothing
+        """The step with `moves`: it begins when those that it waits for have landed, and nothing
         computes until then."""
         allreduce = self.allreduces(work)
         if not allreduce:

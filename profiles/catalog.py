@@ -79,7 +79,7 @@ def find_model(name: str) -> ModelSpec:
 
 
 def known_id(name: str) -> str | None:
-    """The catalogue's name of a Hugging Face id, where no file of that name says more."""
+    """Return the catalogue's name of a Hugging Face id, if no file of that name says more."""
     if not HUB_ID.fullmatch(name) or Path(name).exists() or is_cached(name):
         return None
     return catalogue_name(name)

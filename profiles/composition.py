@@ -47,7 +47,7 @@ class StepComposition:
     decode_requests     requests that compute exactly one token after their first
     decode_context      sum over them of resident tokens (the token being computed not included)
     decode_context_max  largest of those
-    churn               against the step before; told only to models that ask for it
+    churn               against the step before; only for models that ask for it
                         (`watches_churn`)
     """
 
@@ -77,9 +77,8 @@ class StepTimeModel(Protocol):
     """Seconds of engine steps, host overhead included, transfers over PCIe not.
 
     `decode_run_seconds` answers a run of `steps` steps in which the same requests each decode one
-    token a step, so that contexts grow by one token a request a step. Element j must equal, bit for
-    bit, `step_seconds(StepComposition(n, context + n * j, context_max + j))`: the simulator's fast
-    path rests on it.
+    token a step. Element j must equal, bit for bit,
+    `step_seconds(StepComposition(n, context + n * j, context_max + j))` (the fast path needs it).
 
     watches_churn  its times depend on `StepComposition.churn`
     knows_host     it can tell the host's part of a step

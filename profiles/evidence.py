@@ -1,8 +1,8 @@
-"""How sure a profile's step times are: what was measured near it, and how far off we were.
+"""The expected error of a profile's step times, from measurements near it.
 
-`data/evidence.json` has the marks: times that were measured on real engines, each beside the error
-of our prediction by form of step times (`python -m twinserve.experiments.validation.evidence`
-computes them). `expected_errors` finds the marks nearest to a profile for each kind of step:
+`data/evidence.json` has the marks: times measured on real engines, each with the error of our
+prediction by form of step times (`python -m twinserve.experiments.validation.evidence`).
+`expected_errors` finds the marks nearest to a profile for each kind of step:
 
     decode_small   decodes of fewer than LARGE_BATCH requests
     decode_large   decodes of as many or more
@@ -10,16 +10,16 @@ computes them). `expected_errors` finds the marks nearest to a profile for each 
 
 Nearest first: this engine; its GPU; GPUs of its family; as soon as there are ENOUGH. Marks of other
 engines count with the errors of constants that had not seen them. Dense models and mixtures of
-experts say nothing of each other, nor does one rank of many. If nothing is near, the error is
-not known, and the largest seen anywhere stands for it. Every mark is of 16 bits: quantised models
-and mixtures have the errors on servers of other people, by kind. An error is the largest of the
-marks found: a mark is a mean over steps of one size, so what errs there errs in every such step.
-Servers of the same kind that were farther off make it wider, except for an engine with marks.
+experts say nothing of each other, nor does one rank of many. If nothing is near, the error is not
+known, and the largest seen anywhere stands for it. Every mark is of 16 bits: quantised models and
+mixtures have the errors on servers of other people, by kind. An error is the largest of the marks
+found, since a mark is a mean over steps of one size. Servers of the same kind that were farther off
+make it wider, except for an engine with marks.
 
-Errors on servers of other people, by form, step, kind of model and GPU family, are those that 90 %
-of the measured points keep, a source with the weight of ten points at most, and 1.3 times that in
-logarithms where all points are of one source (`twinserve.experiments.step_times.bars`; a test
-compares them).
+Errors on servers of other people are by form, step, kind of model and GPU family. They are those
+that 90 % of the measured points keep; a source has the weight of ten points at most. If all points
+are of one source, the error is 1.3 times that in logarithms
+(`twinserve.experiments.step_times.bars`; a test compares them).
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _of_servers(profile: Profile, kind: str, form: str) -> StepError | None:
 
 
 def _places(near: Sequence[Mark], profile: Profile) -> Iterator[tuple[list[Mark], str]]:
-    """Marks at growing distance from the profile, and where that is."""
+    """Yield marks at growing distance from the profile, with the place in words."""
     yield [mark for mark in near if mark.is_of(profile)], "of this engine"
     gpu = profile.gpu
     on_gpu = _of_enough_ranks([mark for mark in near if mark.gpu == gpu.name], profile)
@@ -264,7 +264,7 @@ def _places(near: Sequence[Mark], profile: Profile) -> Iterator[tuple[list[Mark]
 
 
 def _of_enough_ranks(found: list[Mark], profile: Profile) -> list[Mark]:
-    """All of them, or none, where they say nothing of what so many ranks exchange."""
+    """Return all marks, or none if they do not show what so many ranks exchange."""
     most = max((mark.tp for mark in found), default=1)
     return found if profile.tp == 1 or (most > 1 and profile.tp <= 2 * most) else []
 
@@ -311,7 +311,7 @@ def _cross_validated(profile: Profile, kind: str) -> StepError | None:
 
 
 def _fallback(profile: Profile, kind: str, form: str) -> StepError:
-    """The largest error seen of this form, or of any where it has none."""
+    """Return the largest error seen of this form, or of any form if it has none."""
     forms = (form,) if form in FORMS else FORMS
     # Constants from another family, or host terms from another GPU: how far such were off.
     strange = form == "operators" or profile.gpu.family in BORROWED

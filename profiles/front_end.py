@@ -139,7 +139,7 @@ class FrontEnd:
     request_s       seconds a request that depend on no load: between threads and processes
     prompt_token_s  seconds a token of the prompt, the same
     response_s      seconds from a token in the engine to its client, the same
-    source          where the numbers are from
+    source          origin of the numbers
     fit_error       mean absolute relative error of the client's time to first token beyond the
                     engine's, over lower quartiles of requests that no fit saw; None: not known
     threads         its service times; None: its times depend on no load

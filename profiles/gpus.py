@@ -1,10 +1,10 @@
 """The GPUs known by name: a row of `gpus.csv` each.
 
-NVIDIA's and AMD's data sheets: dense rates. Memory is what CUDA (ROCm) reports as the device's
-total where a report was at hand, else a total that agrees with KV pools seen on it (H100, H200) or
-with its siblings. PCIe is the lane rate of 16 lanes in one direction (gen 3, 4, 5, 6: 16, 32, 64,
-128 GB/s), NVLink half the data sheet's bidirectional figure. Bridges that join pairs of cards (H100
-PCIe and NVL, A100 PCIe, RTX 3090, A40) are taken to be absent. The V100s are PCIe cards.
+NVIDIA's and AMD's data sheets: dense rates. Memory is the total that CUDA (ROCm) reports, if a
+report was at hand. Otherwise it is a total that agrees with KV pools seen on the GPU (H100, H200)
+or with its siblings. PCIe is the lane rate of 16 lanes in one direction (gen 3, 4, 5, 6: 16, 32,
+64, 128 GB/s), NVLink half the data sheet's bidirectional figure. Bridges that join pairs of cards
+(H100 PCIe and NVL, A100 PCIe, RTX 3090, A40) are taken to be absent. The V100s are PCIe cards.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def gpu_source(name: str) -> str:
 
 
 def gpu_for(llm: ModelSpec, gpu: GpuSpec) -> GpuSpec:
-    """The GPU as a profile of this model has it: with rates of fewer bits where the model's weights
-    are quantised. ProfileError for a format that vLLM does not run on it."""
+    """Return the GPU for a profile of this model: with rates of fewer bits if its weights are
+    quantised. Raises ProfileError for a format that vLLM does not run on it."""
     if llm.weights is None or gpu.name not in FEW_BITS:
         return gpu
     few, weights = FEW_BITS[gpu.name], llm.weights

@@ -1,5 +1,5 @@
-"""A profile with other settings of the engine's memory: the share that vLLM may use, the longest
-request, the KV cache's type, and KV blocks as the engine's own start-up log says them.
+"""A profile with other memory settings: the share that vLLM may use, the longest request, the KV
+cache's type, KV blocks from the engine's log.
 
 The functions change copies; step times change with the KV cache's type alone.
 """
@@ -88,7 +88,7 @@ def with_server_flags(
 
 
 def least_kv_tokens(profile: Profile) -> int:
-    """KV tokens that a server has at least: the lower end where the number is derived. A file that
+    """Return the least KV tokens of a server: the lower end if the number is derived. A file that
     keeps a derived number has at most the lower end of what is derived now."""
     known = profile.kv_capacity_tokens
     if profile.num_gpu_blocks_source != "derived" or SCALED in profile.notes:
@@ -306,8 +306,8 @@ def _with_terms_of_log(
 
 
 def _contradictions(log: StartLog, sizes: tuple[int, ...]) -> list[str]:
-    """Of vLLM's size and the requests that it says fit: layers with a window or a fixed state need
-    no KV of all tokens, so that the two differ for a hybrid model."""
+    """Report a difference between vLLM's size and its number of fitting requests. For a hybrid
+    model they differ: layers with a window or a fixed state need no KV of all tokens."""
     said = []
     if sizes and min(sizes) < max(sizes):
         said.append(

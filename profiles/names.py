@@ -112,5 +112,5 @@ def list_profiles() -> list[str]:
 
 
 def shipped_folder():
-    """importlib.resources.abc.Traversable: where the package keeps them."""
+    """Return the package's folder of profiles (importlib.resources.abc.Traversable)."""
     return resources.files("twinserve.profiles.data")

@@ -107,7 +107,7 @@ class Profile(BaseModel):
     enforce_eager     the engine captures no CUDA graphs: more KV memory, and derived steps take as
                       long as their launches
     pcie_bytes_per_s  achieved, all ranks together (each moves its own heads over its own link)
-    step_scale        factors on the step times, where the profile is off on purpose (`scaled`)
+    step_scale        factors on the step times, if the profile is off on purpose (`scaled`)
     """
 
     model_config = ConfigDict(
@@ -188,8 +188,8 @@ class Profile(BaseModel):
         return self.tp * self.pp
 
     def model(self, max_num_seqs: int | None = None) -> StepTimeModel:
-        """The step-time model, built anew. `max_num_seqs`: the batch limit in force where it is not
-        the profile's; vLLM captures CUDA graphs up to twice that many tokens."""
+        """The step-time model, built anew. `max_num_seqs`: the batch limit, if it is not the
+        profile's; vLLM captures CUDA graphs up to twice that many tokens."""
         model = self._unscaled(max_num_seqs)
         derived = isinstance(self.step_model, RooflineForm | OperatorForm)
         if self.enforce_eager and derived and not self.splits_beyond_tp:
@@ -222,8 +222,8 @@ class Profile(BaseModel):
     ) -> Profile:
         """The same engine with a profile that is off: factors on step times or their parts
         (`profiles/forms/scaled.py`), on the PCIe rate and on the number of KV blocks. Scaling again
-        multiplies. ProfileError for a factor that is not from 0.001 to 1000, also of step times
-        after scaling again, or a host factor where the form knows no host time."""
+        multiplies. Raises ProfileError for a factor that is not from 0.001 to 1000, also after
+        scaling again, or for a host factor if the form knows no host time."""
         parts = {
             "step": step,
             "prefill": prefill,
@@ -302,8 +302,8 @@ class Profile(BaseModel):
         return isinstance(self.step_model, (RooflineForm, OperatorForm))
 
     def check_shared_prefix(self) -> None:
-        """Raises ProfileError if its form cannot tell what reading less KV would save, and for
-        latent attention: its decodes may take as long as they multiply, which are not shared."""
+        """Raise ProfileError if its form cannot tell the savings of reading less KV. Also for
+        latent attention, whose decodes may take as long as their products, which are not shared."""
         if self.dp > 1:
             raise ProfileError(
                 "--shared-prefix: is not simulated on the data-parallel ranks of "
@@ -366,7 +366,7 @@ class Profile(BaseModel):
         return SwapTimeModel(seconds_per_byte=1.0 / self.pcie_bytes_per_s)
 
     def describe(self, step_times: bool = True) -> str:
-        """One line for a run's banner; step_times: with their form and where they are from."""
+        """One line for a run's banner; step_times: with their form and origin."""
         # elsewhere it says how well a form fits what it was derived from, which is no accuracy
         known = self.source == "measured" and self.fit_error is not None
         error = f", fit error {self.fit_error:.1%} on steps left out" if known else ""

@@ -170,8 +170,8 @@ def layers_of_stages(layers: int, pp: int) -> list[int]:
 
 def stage_models(llm: ModelSpec, pp: int) -> list[ModelSpec]:
     """The layers of each stage as a model of its own, with embeddings that count once. Dense layers
-    of a mixture come first; layers with a window are spread evenly. What the model has beside its
-    layers (`other_parameters`, a position table) is the first stage's."""
+    of a mixture come first; layers with a window are spread evenly. Other parts of the model
+    (`other_parameters`, a position table) are the first stage's."""
     bounds = [0, *accumulate(layers_of_stages(llm.layers, pp))]
     return [_stage(llm, start, end) for start, end in pairwise(bounds)]
 

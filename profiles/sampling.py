@@ -54,8 +54,8 @@ def decode_steps(
 def mixed_steps(
     decodes: Iterable[StepComposition], longest: int = MAX_CONTEXT_TOKENS
 ) -> Iterator[StepComposition]:
-    """Each of the batches beside a chunk of 64 to 4,096 tokens: a fresh one, and one that ends a
-    prompt of MAX_PREFILL_TOKENS tokens, or `longest`."""
+    """Yield each of the batches with a chunk of 64 to 4,096 tokens: a fresh one, and one that ends
+    a prompt of MAX_PREFILL_TOKENS tokens, or `longest`."""
     for work in decodes:
         for length in powers_of_two(4096, first=64):
             for resident in (0, max(0, min(longest, MAX_PREFILL_TOKENS) - length)):
@@ -70,8 +70,8 @@ def relative_nnls(features: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray
     """Non-negative coefficients (float64[k]) for features (float64[m, k]), and their mean absolute
     relative error.
 
-    Rows are divided by the measured time, so that a 10 ms step counts as much as a 10 s one: with
-    absolute errors the largest samples, a thousand times longer, would decide alone.
+    Rows are divided by the measured time, so that a 10 ms step counts as much as a 10 s one. With
+    absolute errors the largest samples would decide alone.
     """
     from scipy.optimize import nnls  # half a second to import, and few runs fit anything
 

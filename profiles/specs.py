@@ -83,23 +83,23 @@ class WeightFormat:
 @dataclass(frozen=True, config=STRICT)
 class ModelSpec:
     """A decoder-only transformer. Sizes as in a Hugging Face config.json; `dtype_bytes` of weights
-    that are not quantised (`weights`), and of KV where `kv_dtype_bytes` does not say otherwise.
+    that are not quantised (`weights`), and of KV unless `kv_dtype_bytes` is given.
 
     `experts`: MLPs a layer, of which a token passes `experts_per_token`; 0 = a dense model. Then
     `intermediate` is the width of one expert, and a router of `experts` rows stands before them.
     `shared_intermediate`: width of the experts that every token passes, together.
     `dense_layers`: layers of a mixture that have one MLP of width `dense_intermediate` instead.
 
-    `latent`: multi-head latent attention; `kv_heads` is 1 then, as vLLM counts it.
-    `window`: tokens that `window_layers` of the layers attend to at most, the new one included;
-    `chunked_window`: not the last ones, but those since the last multiple of `window` (Llama 4).
+    `latent`: multi-head latent attention; `kv_heads` is 1 then, as vLLM counts it. `window`: tokens
+    that `window_layers` of the layers attend to at most, the new one included. `chunked_window`:
+    those since the last multiple of `window` instead of the last ones (Llama 4).
 
     `gated_mlp`: three MLP matrices (SwiGLU) or two (OPT). `biases`: None, "qkv" (Qwen2) or "all"
     (OPT). `qk_norm`: a norm over each head of q and k (Qwen3); `norms_over_heads`: over all heads
-    together (MiniMax), which ranks exchange. `learned_positions`: rows of a
-    position table (OPT), else 0. `other_parameters`: of the whole model, in memory but too small,
-    or idle in text, to count in a step: more norms, biases of experts, a vision tower.
-    `mtp_modules`: of the checkpoint, that predict further tokens and that vLLM loads to speculate.
+    together (MiniMax), which ranks exchange. `learned_positions`: rows of a position table (OPT),
+    else 0. `other_parameters`: of the whole model, in memory but not counted in a step, being small
+    or idle in text. Examples are more norms, biases of experts, a vision tower. `mtp_modules`: of
+    the checkpoint, that predict further tokens and that vLLM loads to speculate.
     """
 
     name: str = Field(min_length=1)
@@ -183,7 +183,7 @@ class ModelSpec:
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer's projections, and of its router where there are experts."""
+        """Parameters of one layer's projections, and of its router with experts."""
         return self._projections + self.experts * self.hidden
 
     @property
@@ -352,11 +352,11 @@ class GpuSpec:
     """A GPU's data-sheet numbers. Rates are dense (no sparsity) and, for links, one direction of
     one GPU.
 
-    `peak_flops`: FLOP/s of bf16 tensor cores with fp32 accumulation (fp16 where there is no bf16).
+    `peak_flops`: FLOP/s of bf16 tensor cores with fp32 accumulation (fp16 without bf16).
     `memory_bytes`: what CUDA reports as the total, which is what vLLM's utilisation is a share of.
     `nvlink_bytes_per_s`: None = tensor parallelism goes over PCIe. `family`: whose efficiency
-    constants apply. `fp8_flops`, `int8_flops`, `fp4_flops`: of tensor cores for fewer bits, where
-    there are such; said in profiles of quantised models only.
+    constants apply. `fp8_flops`, `int8_flops`, `fp4_flops`: of tensor cores for fewer bits, if any;
+    only in profiles of quantised models.
     """
 
     name: str = Field(min_length=1)
@@ -376,8 +376,8 @@ class GpuSpec:
         return {k: v for k, v in dump(self).items() if k not in FEW_BITS or v is not None}
 
     def flops_of(self, multiplies: str) -> float:
-        """FLOP/s of products in "bf16", "fp8", "int8" or "fp4": of 16 bits where the GPU has no
-        such tensor cores."""
+        """FLOP/s of products in "bf16", "fp8", "int8" or "fp4": of 16 bits if the GPU lacks such
+        tensor cores."""
         few = {"fp8": self.fp8_flops, "int8": self.int8_flops, "fp4": self.fp4_flops}
         return few.get(multiplies) or self.peak_flops
 

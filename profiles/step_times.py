@@ -1,8 +1,8 @@
-"""Which form of step times a run uses, and how it is got: `--step-times`.
+"""The form of a run's step times, `--step-times`, and its origin.
 
 auto       what the profile's name gives: the file that is shipped, or the roofline
 roofline   derived from the specs of model and GPU
-operators  composed from kernel tables: shipped, or made of aiconfigurator-core's where it is
+operators  composed from kernel tables: shipped, or made of aiconfigurator-core's if that is
            installed
 measured   fitted to steps of the engine itself: a profile of `twinserve calibrate` has them
 """
@@ -33,8 +33,8 @@ class Choice:
 
 
 def choose(name: str, wanted: StepTimes = "auto") -> Choice:
-    """The profile of this name or file with step times of the form `wanted`. ProfileError, one
-    line, where it cannot be had."""
+    """Return the profile of this name or file with step times of the form `wanted`. Raises
+    ProfileError, one line, if it cannot be had."""
     profile = load_profile(name)
     if wanted == "auto":
         return Choice(profile, _why(name, profile))

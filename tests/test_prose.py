@@ -26,7 +26,7 @@ def rule(name: str) -> dict:
 WORDS, LENGTH = rule("Words.yml"), rule("Length.yml")
 ROOMS = ("policies", "sim", "backends", "profiles", "traces", "native", "src/twinserve")
 ACTORS = re.compile(r"\b(?:whoever|whom|nobody|everybody|somebody|anybody|is no more)\b")
-CLEAN = ("native", "sim", "traces")
+CLEAN = ("backends", "native", "profiles", "sim", "traces")
 WHERE = re.compile(r"\bwhere (?:that|it|there|they|an?|the|no|any|one|not)\b[^.]*")
 ARGUMENT = re.compile(r"^(\w\S*(?:, \w+)*)  +|^\$ .*|; |\. (?=\w+(?:, \w+)*: )", re.M)
 BANNED = re.compile(rf"\b(?:{'|'.join(WORDS['tokens'])})\b", re.I)

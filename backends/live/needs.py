@@ -52,8 +52,8 @@ NEEDS = {
 
 
 def missing(use: str) -> list[str]:
-    """Names of `NEEDS[use]` that the installed vLLM lacks, as far as one can see without an
-    engine; with the parameter or field in brackets, where it is that."""
+    """Return the names of `NEEDS[use]` that the installed vLLM lacks, as far as visible without an
+    engine. A missing parameter or field is in brackets."""
     found = []
     for need in NEEDS[use]:
         lacks = [_lack(where, need) for where in need.where.split("|")]

@@ -1,5 +1,5 @@
-"""Which vLLM is installed, where the twin is known to work, and the few places where releases
-differ in what they offer. What is needed of all of them is in `needs.py`."""
+"""The installed vLLM, the releases on which the twin is known to work, and the few differences
+between releases. What is needed of all of them is in `needs.py`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ KNOWN = {
 
 
 class LiveEngineError(TwinserveError, RuntimeError):
-    """The live engine is missing, lacks what is needed, or did not do what it was told; one
-    line."""
+    """The live engine is missing, lacks what is needed, or did not follow its orders; one line."""
 
 
 def installed_vllm() -> str:

@@ -1,13 +1,12 @@
 """BROS's inference cost model (Sec. IV-A): alpha0 Ln + alpha1 Ln La + beta, per phase, and the
 linear swap model.
 
-Ln is the number of tokens a phase's requests compute in the step, La the number of tokens they
-attend to (computed and cached), both summed over the batch as the paper's (3) and (4) do. For
-prefills of prompts with nothing cached La = Ln, the paper's case; a chunk or a prefix hit has La >
-Ln here, by the same definition. A phase that is present pays its beta once, and the batch costs the
-sum of its phases. The product of sums is the paper's: two prompts of 1,000 tokens are charged
-attention over 2,000 x 2,000, which overestimates large batches; kept, since the policy should
-mispredict as the published one does.
+Ln is the number of tokens that a phase's requests compute in the step, La those they attend to
+(computed and cached). Both are summed over the batch as in the paper's (3) and (4). For prefills of
+prompts with nothing cached La = Ln, the paper's case; a chunk or a prefix hit has La > Ln here, by
+the same definition. A phase that is present pays its beta once, and the batch costs the sum of its
+phases. The product of sums is the paper's: two prompts of 1,000 tokens are charged attention over
+2,000 x 2,000. This overestimates large batches, as the published policy does.
 """
 
 from __future__ import annotations
@@ -124,10 +123,9 @@ class BrosLinearModel(StepTimeModel):
 
     @classmethod
     def fit(cls, truth: StepTimeModel) -> BrosLinearModel:
-        """Each phase by itself, on steps timed by `truth`, lengths and batch sizes at powers of two
-        (Sec. IV-A; up to what an engine can hold, where the paper goes up to context length x batch
-        size).
-        """
+        """Fit each phase by itself, on steps timed by `truth`, with lengths and batch sizes at
+        powers of two (Sec. IV-A). Sizes go up to what an engine can hold; the paper's go up to
+        context length x batch size."""
         prefills = list(prefill_steps())
         decodes = list(decode_steps())
         tokens = np.array([work.new_tokens for work in prefills])
@@ -142,7 +140,7 @@ class BrosLinearModel(StepTimeModel):
 @dataclass(frozen=True, config=STRICT)
 class SwapTimeModel:
     """t_swap = base + bytes x seconds a byte (BROS Sec. IV-A, fitted to a bandwidth profile). An
-    iteration that swaps takes max(t_exec, t_swap): transfers run beside the computation."""
+    iteration that swaps takes max(t_exec, t_swap): transfers overlap the computation."""
 
     seconds_per_byte: float = Field(gt=0)
     base_s: float = Field(default=0.0, ge=0)

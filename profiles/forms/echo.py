@@ -4,15 +4,15 @@
     eq. 7  T_decode     = gamma max(L) + delta mean(L)      L: lengths of the decoding requests
     eq. 8  T_batch      = lambda max(T_prefill, T_decode) + (1 - lambda) min(T_prefill, T_decode)
 
-Settled where the paper is open: several prefills cost the sum of eq. 6; a chunk costs the
-difference of eq. 6 at its two ends, with T_prefill(0) = 0, so that chunks of a prompt add up to the
-prompt; eq. 8 is used only when both phases are present. Eq. 7 as printed has neither a constant nor
-the batch size. A fit may be asked for more: `constant` adds `decode_base_s`, since weights are read
-at any length; `total` also adds `total_s` for each token of all contexts and `request_s` for each
-request, since attention reads all of them.
+Our choices for open points: several prefills cost the sum of eq. 6; a chunk costs the difference of
+eq. 6 at its two ends, with T_prefill(0) = 0, so that chunks add up to the prompt; eq. 8 is used
+only when both phases are present. Eq. 7 as printed has neither a constant nor the batch size. A fit
+may have more: `constant` adds `decode_base_s`, since weights are read at any length. As attention
+reads all contexts, `total` also adds `total_s` for each of their tokens and `request_s` for each
+request.
 
 Eq. 8 contradicts the sentence that it models: a mixed batch takes longer than the longer phase and
-less than both together, and with lambda <= 1 eq. 8 is never above the longer phase. The sentence is
+less than both together. With lambda <= 1, eq. 8 is never above the longer phase. The sentence is
 
     T_batch = max(T_prefill, T_decode) + mu min(T_prefill, T_decode)       0 <= mu <= 1
 
@@ -155,8 +155,8 @@ class EchoModel(StepTimeModel):
 
 
 def _fit_prefill(truth: StepTimeModel, longest: int) -> dict[str, float]:
-    """alpha, beta, c: c is the time of the shortest prompt, the rest is fitted where the prompt
-    takes longer."""
+    """Return alpha, beta, c: c is the time of the shortest prompt; the rest is fitted to longer
+    times."""
     lengths = np.array(powers_of_two(longest, first=16))
     seconds = np.array([truth.step_seconds(_prompt(n)) for n in lengths.tolist()])
     floor = float(seconds[0])

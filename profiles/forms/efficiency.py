@@ -1,10 +1,10 @@
-"""What each GPU family reaches of its peak numbers: the only tuned constants of the roofline, none
-of them per model.
+"""The shares of peak rates that each GPU family reaches: the only tuned constants of the roofline,
+none of them per model.
 
 `efficiency_fit.py` gave them (docs/profiles.md has the recipe and the residuals):
 - hopper (H100 and H200 together), ampere (A100-80G), ada (L40S): operator tables of
-  aiconfigurator-core 0.12.0 for Llama-3.1-8B TP1 and TP2, Llama-3.1-70B TP4 and Qwen3-32B TP2
-  (L40S: up to TP2), and decode steps measured on vLLM.
+  aiconfigurator-core 0.12.0 and decode steps measured on vLLM; Llama-3.1-8B TP1 and TP2,
+  Llama-3.1-70B TP4 and Qwen3-32B TP2 (L40S: up to TP2).
 - ada-geforce (RTX 4090): per-layer kernel times of vLLM 0.19.0 for Llama-3.1-8B; its host and
   all-reduce terms are assumed, not measured.
 - blackwell (B200) and blackwell-workstation (RTX PRO 6000): operator tables alone.

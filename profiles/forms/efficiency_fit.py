@@ -1,11 +1,10 @@
-"""How a GPU family's efficiency constants come from measurements: one least-squares fit, for all
-models at once.
+"""Fit a GPU family's efficiency constants to measurements: one least-squares fit for all models.
 
 Two kinds of samples. *Kernel* samples are sums of measured operator times (the tables of
-aiconfigurator-core, or any other): they know neither scheduler nor host, and they were taken on a
-GPU that had nothing else to do. *Engine* samples are measured steps of a serving engine: host
-overhead included, at clocks that hold under load. The fit minimises the relative error of both
-together, the engine samples (few) weighted to count as much as the tables.
+aiconfigurator-core, or any other). They lack scheduler and host, and were taken on an idle GPU.
+*Engine* samples are measured steps of a serving engine: host overhead included, at clocks that hold
+under load. The fit minimises the relative error of both together, the engine samples (few) weighted
+to count as much as the tables.
 """
 
 from __future__ import annotations

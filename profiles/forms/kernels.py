@@ -1,9 +1,9 @@
 """Step time of mixtures of experts and of quantised models: a sum of kernels.
 
-The roofline takes each matrix as long as the longer of reading and multiplying. Kernels of experts,
-and those of few bits, do more: a token is permuted, quantised, written and summed once for each
-expert that it chooses, and inputs of few bits are converted. So here a step is a sum, per
-tensor-parallel rank, with the constants of `kernel_rates.py`. T tokens, P parameters:
+The roofline takes each matrix as long as the longer of reading and multiplying. Kernels of experts
+and of few bits do more. A token is permuted, quantised, written and summed once for each expert
+that it chooses; inputs of few bits are converted. So here a step is a sum, per tensor-parallel
+rank, with the constants of `kernel_rates.py`. T tokens, P parameters:
 
     gemm       matrices: bytes / read rate + 2 T P / compute rate + inputs and outputs moved,
                converting the inputs included
@@ -17,8 +17,8 @@ tensor-parallel rank, with the constants of `kernel_rates.py`. T tokens, P param
     host       scheduler, input preparation, sampling
 
 The experts that a step chooses are those of Zipf draws, which leave out more than even ones, and
-load the busiest rank more. From vLLM 0.11 to 0.13 FP8 experts in blocks multiplied rows padded to
-128 for each expert on Hopper, below eight ranks (`compute_aligned_M`; vLLM's issues 29346 and
+load the busiest rank more. From vLLM 0.11 to 0.13, FP8 experts in blocks on Hopper below eight
+ranks multiplied rows padded to 128 for each expert (`compute_aligned_M`; vLLM's issues 29346 and
 39331). Layers of a step with prompts take at least PROMPT_LAYER_S. Experts that lie whole on ranks
 take as long as on the busiest one, of even draws. Data-parallel ranks are taken to have as many
 tokens each, and as many requests.
@@ -51,11 +51,11 @@ from twinserve.profiles.specs import GpuSpec, ModelSpec
 
 @cache
 def busiest_experts(experts: int, ranks: int) -> np.ndarray:
-    """float64[experts + 1]: of c different ones, drawn evenly of all, the expected number on the
-    rank that has most of them.
+    """Return float64[experts + 1]: of c different experts, drawn evenly, the expected number on the
+    rank with most of them.
 
-    Exact: at most x on every rank are prod over ranks (sum over j <= x of C(m, j) z^j), of m
-    experts each, of which the term z^c counts the draws; over C(experts, c).
+    Exact: draws with at most x on every rank are the term z^c of prod over ranks (sum over j <= x
+    of C(m, j) z^j), m experts each. The divisor is C(experts, c).
     """
     sizes = [experts // ranks + (rank < experts % ranks) for rank in range(ranks)]
     draws = np.array([float(comb(experts, c)) for c in range(experts + 1)])
@@ -81,9 +81,9 @@ def largest_of_normals(count: int) -> float:
 def busiest_tokens(
     tokens: float, experts: int, chosen: int, ranks: int, uneven: float = 0.0
 ) -> float:
-    """(token, expert) pairs on the rank with most, of `tokens` that choose `chosen` of `experts`
-    each: their mean, and the largest of normal deviations that add up to none. uneven: `deviation`
-    of draws that are not even."""
+    """Return the (token, expert) pairs on the rank with most, of `tokens` that choose `chosen` of
+    `experts` each. This is their mean plus the largest of normal deviations with sum 0. uneven:
+    `deviation` of draws that are not even."""
     mean = tokens * chosen / ranks
     spread = sqrt(mean * (experts - chosen) / max(experts - 1, 1) + (tokens * uneven) ** 2)
     most = tokens * min(chosen, -(-experts // ranks))
@@ -354,8 +354,8 @@ def rank_model(
     head: bool = True,
     release: tuple[int, ...] = (),
 ) -> RooflineModel:
-    """The model of one rank that is derived from specs: the roofline of a dense model in 16 bits,
-    the sum of kernels of all others, which is nearer to measured steps of these."""
+    """Return the model of one rank, derived from specs: the roofline for a dense model in 16 bits.
+    Other models have the sum of kernels, which is nearer to measured steps."""
     if sums_kernels(llm):
         return KernelsModel(llm, gpu, tp, efficiency, dp, ep, head, release)
     return RooflineModel(llm, gpu, tp, efficiency, head, dp, ep)

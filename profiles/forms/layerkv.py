@@ -1,4 +1,4 @@
-"""LayerKV's prefill and offload times (eqs. 3-4): what decides how many layers of a prompt stay on
+"""LayerKV's prefill and offload times (eqs. 3-4), which decide how many layers of a prompt stay on
 the GPU.
 
     eq. 3  T_prefill = alpha seqlen (2 n_param + 2 seqlen n_hidden n_layers) / FLOP/s
@@ -6,9 +6,9 @@ the GPU.
 
 Two readings differ from the print. Eq. 3's attention term is per layer, so the layer count is put
 in (2 seqlen^2 hidden a layer are the causal scores and weighted values). Eq. 4's n_heads means KV
-heads where the model has fewer of them than query heads: those are what is stored. Under tensor
-parallelism both numerator and rate are per engine: all ranks' FLOP/s, and each rank moves its own
-heads over its own link.
+heads, which are stored, if the model has fewer of them than query heads. Under tensor parallelism
+both numerator and rate are per engine: all ranks' FLOP/s, and each rank moves its own heads over
+its own link.
 
 There is no decode form in the paper (its scheduler uses the measured TPOT), so this is an estimator
 of prompts and not a StepTimeModel.

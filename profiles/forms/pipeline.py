@@ -25,8 +25,8 @@ from twinserve.profiles.specs import GpuSpec, ModelSpec
 
 class PipelineModel(StepTimeModel):
     """From a model, a GPU, ranks (`ranks.py`) and an Efficiency. A step is one batch that has all
-    stages to itself; `stages` and the functions beside it are its parts. ProfileError if the model
-    cannot be split so."""
+    stages to itself; `stages` and the next functions give its parts. Raises ProfileError if the
+    model cannot be split so."""
 
     knows_host = True
 
@@ -55,7 +55,7 @@ class PipelineModel(StepTimeModel):
         return len(self.stages)
 
     def interval_seconds(self, work: StepComposition) -> float:
-        """Of the slowest stage, or of the host where that takes longer."""
+        """Return the time of the slowest stage, or of the host if that is longer."""
         return max(self.step_host_seconds(work), *self.stage_seconds(work))
 
     def stage_seconds(self, work: StepComposition) -> list[float]:

@@ -1,9 +1,8 @@
 """Step time of any model on any GPU from their specs: no measurement of that pair is needed.
 
-A step is the sum of named terms; each is work over a rate, and the rates are peak numbers times the
-efficiency constants of the GPU's family (`efficiency.py` says where those come from). With T tokens
-computed in the step, n of them by decoding requests, rows = requests in the step, and everything
-per tensor-parallel rank:
+A step is the sum of named terms, each work over a rate. The rates are peak numbers times the
+efficiency constants of the GPU's family (`efficiency.py`). T tokens are computed in the step, n of
+them by decoding requests; rows = requests in the step. Everything is per tensor-parallel rank:
 
     gemm         max(weight bytes / memory rate, 2 x parameters x (T + half) / compute rate)
     head         the same for the output projection over the sampled rows, and its gather
@@ -16,9 +15,9 @@ per tensor-parallel rank:
     host         scheduler, input preparation, sampling: constant + per request
 
 `half` makes small token counts inefficient: at T = half a GEMM runs at half its large-T rate.
-Layers with a window read and attend to it at most, where contexts are about equal; in those with
-chunks (Llama 4) a token counts as the last of its chunk. Decodes of latent attention multiply on
-the latent vectors, where that takes longer than reading them. Mixtures of experts and quantised
+Layers with a window read and attend to it at most, if contexts are about equal; in those with
+chunks (Llama 4) a token counts as the last of its chunk. Decodes of latent attention take the
+longer of multiplying on the latent vectors and reading them. Mixtures of experts and quantised
 models have a sum of kernels instead (`kernels.py`). Left out: padding to CUDA-graph sizes, and skew
 between context lengths (`decode_context_max` is not used).
 """
@@ -43,7 +42,7 @@ LAYER_KERNELS, LATENT_KERNELS = 11, 6
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Efficiency:
     """Achieved shares of peak rates (`*_mfu`, `*_mbu`, `link_share`: 0..1 or a little above) and
-    times in seconds. Defaults are assumed where no measurement tells."""
+    times in seconds. Defaults without a measurement are assumed."""
 
     gemm_mfu: float = Field(gt=0, le=1.2)
     gemm_half_tokens: float = Field(ge=0)
@@ -60,8 +59,8 @@ class Efficiency:
 
 class RooflineModel(StepTimeModel):
     """From the ModelSpec of a dense model in 16 bits, a GpuSpec, the tensor-parallel degree and an
-    Efficiency. head: with the output projection, which one pipeline stage has. dp, ep: ranks that
-    are checked beside tp.
+    Efficiency. head: with the output projection, which one pipeline stage has. dp, ep: further
+    ranks to check.
 
     ProfileError if the model cannot be split so. Immutable after construction.
     """

@@ -1,15 +1,14 @@
 """Attention that reads a prefix which several decodes share once for all of them.
 
-A kernel for single requests reads the KV of each context by itself, so decodes on one document read
-the document once each. Cascade attention computes the shared part as one batch of queries on one
-context, and merges what it gives with the attention on each request's own part (FlashInfer,
-`flashinfer.cascade`; older releases of vLLM for a prefix of the whole batch). A step then reads
+A kernel for single requests reads each context by itself, so decodes on one document read it once
+each. Cascade attention computes the shared part as one batch of queries on one context. It then
+merges the attention on each request's own part (FlashInfer, `flashinfer.cascade`; older releases of
+vLLM for a prefix of the whole batch). A step then reads
 
     sum of contexts - tokens read once instead of several times
 
-of KV, and all else is as it was. Left out: the merges, and the launches of the further kernels; so
-the times are those of a kernel for which both cost nothing. Prompts beside the decodes attend as
-before.
+of KV, and all else is as it was. Left out: the merges, and the launches of the further kernels, so
+both cost nothing here. Prompts in the same step attend as before.
 """
 
 from __future__ import annotations

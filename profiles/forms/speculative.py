@@ -5,10 +5,10 @@ times it as such a chunk: the KV is read once, all 1 + k tokens are multiplied. 
 to so short chunks, so a step takes at least as long as without drafts. Kernel tables know decodes
 from chunks, and time verification themselves (profiles/operators/model.py, `verifying_terms`).
 
-A drafter that is a model computes all tokens of the step once, since it keeps KV of its own, and
-then k - 1 times one token of each row that drafts (vLLM 0.32, `v1/spec_decode/llm_base_proposer.py`
-`propose`). A head (EAGLE, MTP) is taken to need a share of the target's own time for the same work;
-n-grams need nothing.
+A draft model computes all tokens of the step once, for its own KV. Then it computes k - 1 times one
+token of each row that drafts (vLLM 0.32, `v1/spec_decode/llm_base_proposer.py` `propose`). A head
+(EAGLE, MTP) is taken to need a share of the target's own time for the same work; n-grams need
+nothing.
 
 Left out: the output projection over the 1 + k sampled rows of a request, but for kernel tables;
 rejection sampling; a CPU's time for n-grams.
@@ -139,9 +139,9 @@ def verified_seconds(model: StepTimeModel, work: StepComposition) -> float:
 
 
 def head_share(llm: ModelSpec) -> float:
-    """Of the target's matrices that a token passes, those of a head of one decoder layer and the
-    output projection, which it shares with the target (EAGLE, Li et al. 2024, Sec. 3.1; DeepSeek-V3
-    2024, Sec. 2.2). Its times are taken to have the same share."""
+    """Return the share of the target's matrices that a head has: one decoder layer, and the output
+    projection that it shares with the target (EAGLE, Li et al. 2024, Sec. 3.1; DeepSeek-V3 2024,
+    Sec. 2.2). Its times are taken to have the same share."""
     return (_active_layer(llm) + llm.head_parameters) / llm.active_parameters
 
 

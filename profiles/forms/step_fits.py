@@ -104,9 +104,9 @@ LINEAR: dict[str, tuple[Features, tuple[str, ...]]] = {
 def fit_forms(
     steps: Sequence[StepComposition], seconds: np.ndarray, model: StepTimeModel | None = None
 ) -> list[FormFit]:
-    """All forms on the same steps, and a table of tokens (`TableModel`) where there are enough;
-    with `model` also that model as it is, and with host terms fitted to what it leaves (constant
-    and per request). ProfileError with fewer than ten steps."""
+    """Fit all forms to the same steps, and a table of tokens (`TableModel`) if there are enough.
+    With `model`, also that model unchanged, and with host terms fitted to its remainder (constant
+    and per request). Raises ProfileError with fewer than ten steps."""
     if len(steps) < 10:
         raise ProfileError(
             f"{len(steps)} steps are too few for a fit with cross-validation; record ten or more"

@@ -184,7 +184,7 @@ class Step:
 def activation_peak(llm: ModelSpec, card: Card, release: Release, step: Step, v2: bool) -> float:
     """Bytes of activations at the peak of the profiling step, cuBLAS's workspace included.
 
-    The workspaces of mixtures stay allocated beside it from 0.12 on (`v1/worker/workspace.py`).
+    The workspaces of mixtures stay allocated as well from 0.12 on (`v1/worker/workspace.py`).
     """
     sampler = _sampler(llm, card, release, step, v2) if step.samples else 0.0
     forward, experts = _forward(llm, release, step, v2), _experts(llm, step)
@@ -197,8 +197,8 @@ def activation_peak(llm: ModelSpec, card: Card, release: Release, step: Step, v2
 
 
 def _sampler(llm: ModelSpec, card: Card, release: Release, step: Step, v2: bool) -> float:
-    """`_dummy_sampler_run`: logits and what sorts them, beside the hidden states of the step and
-    those of the last tokens."""
+    """`_dummy_sampler_run`: logits and their sort, with the hidden states of the step and those of
+    the last tokens."""
     requests = min(step.requests, step.tokens)
     each = sampler_bytes(release, requests, v2, llm.dtype_bytes)
     hidden = (step.tokens + 2 * requests) * llm.hidden * llm.dtype_bytes
@@ -207,7 +207,7 @@ def _sampler(llm: ModelSpec, card: Card, release: Release, step: Step, v2: bool)
 
 
 def _forward(llm: ModelSpec, release: Release, step: Step, v2: bool) -> float:
-    """The widest point of a layer: gate and up projections and their product, beside hidden states
+    """The widest point of a layer: gate and up projections and their product, with hidden states
     and residual. 3.75 hidden states are what the peaks of logs show of V1's runner, 3 of V0's and
     V2's."""
     width = max(llm.shared_intermediate, llm.dense_intermediate) if llm.experts else 0
@@ -398,8 +398,8 @@ def kept_tokens(llm: ModelSpec, tp: int, release: Release, nbytes: float) -> flo
     """Return the tokens whose KV fits into so many bytes of a rank, if all layers keep it. Requests
     within the window hold so many, and a ledger that knows no windows may give away no more.
 
-    Layers with a window beside others are grouped, so that all groups have as many layers; they
-    share one pool of blocks (`_get_kv_cache_groups_uniform_page_size`).
+    Layers with and without a window are grouped, so that all groups have as many layers; they share
+    one pool of blocks (`_get_kv_cache_groups_uniform_page_size`).
     """
     if nbytes <= 0:
         return 0

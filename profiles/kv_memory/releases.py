@@ -88,8 +88,8 @@ def uses_v2_runner(llm: ModelSpec, release: Release) -> bool:
 
 
 def sampler_bytes(release: Release, requests: int, v2: bool, value_bytes: float) -> float:
-    """Bytes for each request and word of the vocabulary where the dummy sampler run holds most.
-    value_bytes: of a logit as the model gives it.
+    """Return the bytes for each request and word of the vocabulary at the peak of the dummy sampler
+    run. value_bytes: of a logit as the model gives it.
 
     - Model Runner V2: logits alone, sampled greedily (`GPUModelRunner._dummy_sampler_run` of
       `v1/worker/gpu/model_runner.py`).
@@ -108,7 +108,7 @@ def sampler_bytes(release: Release, requests: int, v2: bool, value_bytes: float)
 
 
 def masks_in_blocks(release: Release, v2: bool) -> bool:
-    """Whether top-k and top-p are a Triton kernel with an fp32 row of the vocabulary for each
-    multiprocessor: from 0.17 until FlashInfer sampled by default, from 0.21 on
+    """Return whether top-k and top-p are a Triton kernel with an fp32 row of the vocabulary for
+    each multiprocessor. They are from 0.17 until FlashInfer sampled by default, from 0.21 on
     (`v1/sample/ops/topk_topp_triton.py`)."""
     return not v2 and (0, 17, 0) <= release < (0, 21, 0)

@@ -99,7 +99,7 @@ def read_start_log(text: str) -> StartLog:
 
 
 def _left(share: re.Match[str]) -> float | None:
-    """GiB that the terms of `Actual usage` leave. Graphs are in the peak where they are set aside
+    """GiB that the terms of `Actual usage` leave. Graphs are in the peak if they are set aside
     (`Worker.compile_or_warm_up_model`); what the line says of them is what they took later."""
     terms = {name: float(gib) for gib, name in _TERM.findall(share[3] or "")}
     if "peak activation" not in terms or not {"weight", "consumed memory"} & {*terms}:

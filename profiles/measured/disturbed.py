@@ -1,16 +1,16 @@
-"""Which measurements of steps other programs had a hand in.
+"""Find the step measurements that other programs disturbed.
 
 Two things are looked for, since a step that others delay shows one of them or both:
 
 - *lost*: the engine's thread was off its core for more than LOST of the step, by wall time less CPU
   time. Known of engines of one CPU thread.
 - *slowed*: it kept its core, and took longer all the same. The process on the other core of a
-  pair, or the memory's bandwidth, is seen nowhere but in the steps themselves. So each is laid
-  beside the fastest tenth of the same work, and the median over WINDOW steps on end decides: what
-  others do lasts for many steps, and an engine's own jitter does not.
+  pair, or the memory's bandwidth, shows only in the steps. So each is compared with the fastest
+  tenth of the same work. The median over WINDOW steps on end decides: disturbances last for many
+  steps, jitter does not.
 
-A machine that is slowed evenly from the first step to the last cannot be told from a slower one.
-docs/calibrate.md has the measurements that this rests on.
+An evenly slowed machine looks like a slower one. The supporting measurements are in
+docs/calibrate.md.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def disturbed_beside(ratio: np.ndarray, away: np.ndarray) -> np.ndarray:
 
 
 def jitter(ratio: np.ndarray) -> float:
-    """The engine's own: a standard deviation of log(ratio), from the differences of neighbours,
-    which what lasts for many steps does not touch, in the calmest tenth of the segments. 0: too few
-    steps to tell. ratio: float64[n], in order of time; NaN: not known."""
+    """Return the engine's own jitter: a standard deviation of log(ratio) in the calmest tenth of
+    the segments. It comes from differences of neighbours, which lasting disturbances do not change.
+    0: too few steps. ratio: float64[n], in order of time; NaN: not known."""
     ratio = ratio[~np.isnan(ratio)]
     apart = np.abs(np.diff(np.log(ratio)))
     segments = len(apart) // _SEGMENT

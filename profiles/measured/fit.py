@@ -1,9 +1,8 @@
 """From timed steps to a MeasuredModel.
 
-All coefficients enter linearly, so every part is a non-negative least squares on relative errors,
-reweighted so that the sum of absolute errors is minimised: like a median, it is not moved by a few
-repeats that something else on the machine delayed. Each point counts the same, however many repeats
-it has.
+All coefficients enter linearly, so every part is a non-negative least squares on relative errors.
+It is reweighted so that the sum of absolute errors is minimised: like a median, it ignores a few
+delayed repeats. Each point counts the same, however many repeats it has.
 
 Why not the fastest repeat: on a quiet machine the spread is the engine's own, and a simulated run
 should have its median, not its best case. If others have the core, medians fail (half of the
@@ -144,8 +143,8 @@ def _fit(samples: Sequence[StepSample]) -> MeasuredModel:
 
 
 def _knots(values: Sequence[int]) -> tuple[int, ...]:
-    """Powers of two that have values near them. A knot without data would leave open which of the
-    two intervals beside it rises."""
+    """Powers of two that have values near them. A knot without data would leave open which of its
+    two intervals rises."""
     near = np.unique(np.round(np.log2(np.maximum(values, 1)))) if len(values) else ()
     return tuple(2 ** int(k) for k in near)
 

@@ -1,5 +1,5 @@
-"""The terms of a front end from a server whose engine only waits: service times of its threads from
-the CPU time that they took under several loads, and latencies from single requests."""
+"""The terms of a front end, from a server whose engine only waits. Service times come from the
+threads' CPU time under several loads, latencies from single requests."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def threads_error(loads: Sequence[Load]) -> float:
 
 
 def bunched(exchanges: Sequence[Exchange]) -> float:
-    """Share of the answers that reached their client in less than half the time in which the engine
-    made them: tokens waited for each other on the way, and the first one longest."""
+    """Return the share of answers that reached their client in less than half the time in which the
+    engine made them. Their tokens waited for each other on the way, the first one longest."""
     spans = np.array(
         [(e.seen_s[-1] - e.seen_s[0], e.engine_s[-1] - e.engine_s[0]) for e in exchanges]
     )

@@ -14,9 +14,9 @@ cells. A step with prompt tokens (whole prompts, chunks, with or without decodes
 
 f is piecewise linear. The two kinds are tables of their own because an engine runs them
 differently: pure decode steps replay whole CUDA graphs, steps with prompt tokens do not. The sums
-of the second kind are physical: all tokens pass through the same matrix products (the weights are
-read once), attention is added per request, and the decodes of a mixed step pay for their own
-contexts, at a measured share of what these cost in a pure decode step.
+of the second kind are physical. All tokens pass through the same matrix products (the weights are
+read once), and attention is added per request. The decodes of a mixed step pay for their own
+contexts, at a measured share of the cost in a pure decode step.
 
 The tables are of steps that are repeated. What a step of real traffic takes longer is added
 (`TrafficTimes`).

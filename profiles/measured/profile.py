@@ -30,8 +30,8 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def model_spec(folder: str | Path, name: str | None = None, dtype: str | None = None) -> ModelSpec:
-    """From the config.json in `folder`, named after the folder; dtype: what the engine computes in,
-    where that is not the config's. ProfileError for models whose cost a profile cannot hold."""
+    """Return the model of the config.json in `folder`, named after the folder; dtype: the engine's,
+    if it is not the config's. Raises ProfileError for models whose cost a profile cannot hold."""
     folder = Path(folder)
     spec = read_config(folder / "config.json", name or folder.resolve().name.lower())
     return replace(spec, dtype_bytes=_DTYPE_BYTES[dtype]) if dtype in _DTYPE_BYTES else spec

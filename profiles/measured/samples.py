@@ -1,9 +1,8 @@
-"""Timed engine steps, as a calibration measured them: rows in memory, and one parquet file with
-where they came from.
+"""Timed engine steps of a calibration: rows in memory, and one parquet file with their provenance.
 
-The file has one row a step (or a swap), and under the key `twinserve` of its schema's metadata the
-provenance as JSON: versions, engine arguments, device, date, how the points were chosen; beside
-them the file's own version (SAMPLES).
+The file has one row a step (or a swap). Its schema's metadata has, under the key `twinserve`, the
+provenance as JSON: versions, engine arguments, device, date, choice of points, and the file's own
+version (SAMPLES).
 """
 
 from __future__ import annotations
@@ -128,9 +127,9 @@ def unsettled(samples: Sequence[StepSample]) -> list[int]:
 
 
 def settled(samples: Sequence[StepSample]) -> list[StepSample]:
-    """What can be believed of the samples on a machine that does other work, too: of each point the
-    undisturbed ones, where there are three; else all, less the time that the engine's thread was
-    kept off its core. `samples` in the order in which they were taken."""
+    """Return the reliable samples of a busy machine: of each point the undisturbed ones, if there
+    are three. Otherwise all, less the time that the engine's thread was kept off its core.
+    `samples` in the order in which they were taken."""
     of_calm, found = by_point(calm(samples)), []
     for point, of_point in by_point(samples).items():
         if len(of_calm.get(point, ())) >= ENOUGH:

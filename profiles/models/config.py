@@ -171,7 +171,7 @@ def is_reference(name: str) -> bool:
 
 def read_model(reference: str | Path) -> ModelSpec:
     """The model of a config.json, of a folder that holds one, or of an id in the local hub cache.
-    It is called after the file or, where that is config.json, after its folder or id."""
+    Its name is the file's or, for config.json, the folder's or id."""
     path = Path(reference)
     if path.is_dir():
         path = path / "config.json"

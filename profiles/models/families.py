@@ -17,9 +17,9 @@ Changes = dict[str, Any]  # fields of ModelSpec
 @dataclass(frozen=True)
 class Family:
     """read: what it adds. classes: the `architectures` that its config.json may name. defaults: of
-    fields that it may leave out, or say to be null. width: the field with the width of the MLP, of
-    one expert where there are some. absent: of fields that it may leave out, where null means
-    something else; what transformers 5.19 takes, and so vLLM."""
+    fields that it may leave out, or say to be null. width: the field with the width of the MLP, or
+    of one expert. absent: defaults of fields whose null means something else, as in transformers
+    5.19 and so vLLM."""
 
     read: Callable[[Fields], Changes]
     classes: tuple[str, ...]
@@ -60,7 +60,7 @@ def _phi(config: Fields) -> Changes:
 
 
 def _all_windowed(config: Fields) -> Changes:
-    """Mistral, Phi-3: the window, where there is one, is every layer's."""
+    """Mistral, Phi-3: a window applies to every layer."""
     return window(config, config.number("sliding_window"), config.need("num_hidden_layers"))
 
 
@@ -206,7 +206,7 @@ def _minimax_m2(config: Fields) -> Changes:
 
 
 def _llama4(config: Fields) -> Changes:
-    """A shared expert beside the routed ones; three of four layers attend within chunks."""
+    """A shared expert and routed ones; three of four layers attend within chunks."""
     layers, step = config.need("num_hidden_layers"), config.divisor("interleave_moe_layer_step", 1)
     moe = _some_layers(config, "moe_layers")
     dense = layers - (len(moe) if moe else layers // step)
@@ -226,7 +226,7 @@ def _llama4(config: Fields) -> Changes:
 
 
 def _no_output_bias(config: Fields) -> int:
-    """What `attention_bias` of others counts beside the biases of q, k and v."""
+    """The output bias that other families count under `attention_bias`."""
     biased = config.flag("attention_bias")
     return -biased * config.need("num_hidden_layers") * config.need("hidden_size")
 
@@ -308,7 +308,7 @@ def _dense_layers(dense: int, width: int) -> Changes:
 
 
 def window(config: Fields, size: int, layers: int) -> Changes:
-    """`layers` that attend to `size` tokens; as many as `layer_types` has, where it is given."""
+    """`layers` that attend to `size` tokens; as many as `layer_types` has, if given."""
     if config.get("layer_types") is not None:
         kinds = config.items("layer_types", str)
         strange = {*kinds} - {"full_attention", "sliding_attention", "chunked_attention"}

@@ -1,5 +1,5 @@
-"""The fields of a config.json, and which of them were asked for: what was not asked for and what is
-not known to leave memory and compute alone is refused by name."""
+"""The fields of a config.json, with a record of those that were read. A field that was not read is
+refused by name, unless it is known not to change memory and compute."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Fields:
         self._asked: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or `default` where it is missing or null."""
+        """Return the value, or `default` if it is missing or null."""
         self._asked.add(key)
         found = self.data.get(key)
         return default if found is None else found
@@ -61,7 +61,8 @@ class Fields:
         return found
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false; `default` where it is missing or null. ProfileError for anything else."""
+        """True or false; `default` if it is missing or null. Raises ProfileError for anything
+        else."""
         found = self.get(key, default)
         if not isinstance(found, bool):
             self.refuse(key, "is not true or false")

@@ -1,14 +1,13 @@
 """Catalogue models by their ids on Hugging Face, with the variants that share their sizes: tuned
 for instructions, of another date, or with quantised weights.
 
-An id is understood if, without such words, it is that of a catalogue model. What was trained on
-from one keeps its sizes; where the id does not show which, `tuned.csv` says so (the model cards).
+An id is understood if, without such words, it is that of a catalogue model. A model trained further
+keeps its sizes; if the id does not show the base model, `tuned.csv` does (from the model cards).
 
-Where the catalogue's models are published, where their config.json was seen, and how many
-parameters are said there.
+The publication of each catalogue model, the source of its config.json, and its stated parameters.
 
 The counts check ours (tests/profiles/test_catalogue.py), and so does each config.json that
-aiconfigurator-core ships. If a card gives a round number, it is kept as round as it is there.
+aiconfigurator-core ships. Round numbers of a card stay round.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from twinserve.profiles.models.quantization import FORMATS
 
 @dataclass(frozen=True)
 class Published:
-    """hub: the id on Hugging Face whose config.json it is; billions: of parameters, as said in
-    `source`. seen: where the fields of its config.json were read; shipped: the id under which
-    aiconfigurator-core has that file."""
+    """hub: the id on Hugging Face of the config.json. billions: of parameters, as in `source`.
+    seen: source of the fields of its config.json. shipped: the id under which aiconfigurator-core
+    has that file."""
 
     hub: str
     billions: str
@@ -167,7 +166,7 @@ def why_not(model: str) -> str | None:
 
 
 def longest_request(model: str) -> int | None:
-    """Positions of an id where they are not those of its catalogue model."""
+    """Return an id's positions if they differ from its catalogue model's."""
     key, _ = _key(model)
     if key in _TUNED:
         return _TUNED[key][1]

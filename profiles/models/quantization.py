@@ -1,14 +1,14 @@
-"""Quantised weights: how many bits a format keeps of one, scales included, and how the
-`quantization_config` of a config.json says which it is.
+"""Quantised weights: the bits a weight of each format, scales included, and the reading of a
+config.json's `quantization_config`.
 
 Bits: weights, and the scales of their group (formats' own documents). INT4 of AWQ and GPTQ: 16 bits
 of scale and 4 of zero point a group; MXFP4 (OCP): 8 bits for 32; NVFP4: 8 bits for 16; FP8 in
 blocks: 32 bits for 128 x 128, else one scale a channel or tensor, which is nothing. Norms,
 embeddings, the output projection and routers are left as they are.
 
-Names of what a checkpoint leaves in 16 bits mean what vLLM 0.32 takes them for
-(`ModelOptQuantConfigBase.is_layer_excluded`, `should_ignore_layer` of compressed-tensors): a module
-and all below it, with `*` for anything, or a regular expression behind `re:`.
+Names of modules in 16 bits are read as in vLLM 0.32 (`ModelOptQuantConfigBase.is_layer_excluded`,
+`should_ignore_layer` of compressed-tensors). A name means a module and all below it, with `*` for
+anything, or a regular expression after `re:`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Operator tables from aiconfigurator-core (the [profiles] extra): measured GEMM, attention and
 all-reduce times of vLLM.
 
-Its engine is asked operator by operator, so that a chunk on a long prefix costs what its attention
-costs (its own mixed step treats the context as a fraction of a request), and everything is
-tabulated: a simulation needs the profile alone.
+Its engine is asked operator by operator, so that a chunk on a long prefix costs its attention; its
+own mixed step treats the context as a fraction of a request. Everything is tabulated, so a
+simulation needs the profile alone.
 """
 
 from __future__ import annotations
@@ -306,8 +306,8 @@ def _is_gpt_oss(llm: ModelSpec) -> bool:
 
 
 def _quantization(llm: ModelSpec, gpu: str) -> dict | None:
-    """The `quantization_config` of weights that have tables where the GPU multiplies in their
-    format: FP8 in blocks or with a scale a tensor, NVFP4; and of gpt-oss. None for others."""
+    """Return the `quantization_config` of weights with tables, or None: FP8 in blocks or with a
+    scale a tensor and NVFP4, if the GPU multiplies in them, and gpt-oss."""
     weights, few = llm.weights, FEW_BITS[gpu]
     if weights is None or weights.plain:
         return None

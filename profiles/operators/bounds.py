@@ -2,23 +2,23 @@
 
 Each rule reads its constants from the tables themselves; none is fitted to a measured step.
 
-- Attention of decodes works on (request, KV head) pairs. Tables end at PAIR_HEADS KV heads a rank,
-  and their library multiplies the time of the last where a model has more, as if its heads were
-  computed one group after the other. `pair_groups` says where the same pairs stand in the table.
+- Attention of decodes works on (request, KV head) pairs. Tables end at PAIR_HEADS KV heads a rank;
+  their library multiplies the last time, as if the heads were computed one group after the other.
+  `pair_groups` gives the place of the same pairs in the table.
 - A benchmark repeats one kernel, so what it reads stays in the last-level cache if it fits. A step
   reads all weights and all other layers' KV in between. `read_from_memory` bounds such entries.
 - Experts: a table of uneven draws holds one draw for each number of tokens. `off_the_halves` finds
   tables whose draws stand out, `read_then_multiply` bounds them.
 
-What FlashAttention-2 does to decodes that tables of separate kernels do not show: transferred
-from GPUs where it was measured (RTX 4090 and RTX PRO 6000, vLLM 0.19.0, per-layer tables of
-LLMServingSim 2), for GPUs whose tables lack it.
+Tables of separate kernels do not show two effects of FlashAttention-2 on decodes. They are
+transferred from measured GPUs (RTX 4090 and RTX PRO 6000, vLLM 0.19.0, per-layer tables of
+LLMServingSim 2) to GPUs whose tables lack them.
 
-- Beside a chunk, one kernel works on both. Query heads that share a KV head are then no longer
-  packed into one tile, and contexts are not split: decodes take 1.3 to 2.7 times as long as alone,
-  more so the more there are.
-- Once there are SPLIT_LIMIT (request, KV head) pairs for each SM, a context is left to one block of
-  threads, and the tail of the longest runs alone, at 30 and 20 ns a token and layer.
+- With a chunk, one kernel works on both. Query heads that share a KV head are then no longer
+  packed into one tile, and contexts are not split. Decodes then take 1.3 to 2.7 times as long as
+  alone, more so the more there are.
+- Once there are SPLIT_LIMIT (request, KV head) pairs for each SM, a context has one block of
+  threads. The tail of the longest runs alone, at 30 and 20 ns a token and layer.
 
 GPUs with FlashAttention-3 or TensorRT kernels (Hopper, data-centre Blackwell) schedule their work
 dynamically: none of this.
@@ -54,7 +54,7 @@ def transferred(gpu: str, measured: dict) -> np.ndarray:
 
 
 def fa2_tables(gpu: str, kv_heads: float, layers: int, requests, context, decode_s) -> dict:
-    """The beside and skew fields of an OperatorForm, from its decode table. kv_heads: of one
+    """The `beside` and `skew` fields of an OperatorForm, from its decode table. kv_heads: of one
     rank."""
     counts = np.array([n for n in requests if n <= 256], float)
     ratio = np.maximum(np.interp(counts, REQUESTS, transferred(gpu, BESIDE)), 1.0)
@@ -89,8 +89,8 @@ LEFT_OUT = 0.01
 
 
 def pair_groups(kv_heads: int) -> int:
-    """Groups of tabulated size into which `kv_heads` of a rank divide: n requests have as many
-    pairs as n times so many requests on the KV heads of one group."""
+    """Return the groups of tabulated size that `kv_heads` of a rank make: n requests have the pairs
+    of n times so many requests on one group's KV heads."""
     if kv_heads <= PAIR_HEADS:
         return 1
     return kv_heads // next(k for k in (PAIR_HEADS, 4, 2, 1) if kv_heads % k == 0)
@@ -103,9 +103,9 @@ def read_from_memory(
     bytes_per_token: float,
     cache_bytes: float,
 ) -> np.ndarray:
-    """Decode attention, float64[requests][contexts], where KV of up to CLEAR_OF_CACHE times the
-    cache is read at no larger share of the memory's rate than the same requests' shortest contexts
-    with more (those of the next number of requests, where none has more).
+    """Bound decode attention, float64[requests][contexts]. KV of up to CLEAR_OF_CACHE times the
+    cache is read at most at the rate of the same requests' shortest contexts with more KV. If none
+    has more, the next number of requests counts.
 
     bytes_per_token: K and V of one token in one layer, on this rank.
     """
@@ -126,8 +126,8 @@ def all_chosen(experts: int, per_token: int) -> float:
 
 
 def off_the_halves(seconds: np.ndarray, half_seconds: np.ndarray) -> bool:
-    """Whether some entry of a table of experts is off the table of ranks with half of each expert's
-    columns: a rank could compute its columns as two such halves, one after the other."""
+    """Return whether an entry of a table of experts is off the table of ranks with half of each
+    expert's columns. A rank could compute its columns as two such halves in turn."""
     return bool(np.any(seconds > 2 * (1 + DRAW_SCATTER) * half_seconds))
 
 

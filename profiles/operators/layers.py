@@ -1,8 +1,8 @@
 """Operator tables from per-layer kernel times, as the profiler of LLMServingSim 2 writes them (csv,
 microseconds a layer).
 
-One folder holds, for a stem GPU__MODEL__tpN, `dense` (layer, tokens), `per_sequence` (lm_head and
-sampler by sequences), `attention` (one chunk on a prefix beside decodes of equal contexts) and
+One folder holds, for a stem GPU__MODEL__tpN: `dense` (layer, tokens); `per_sequence` (lm_head and
+sampler by sequences); `attention` (one chunk on a prefix with decodes of equal contexts); and
 `skew` (two lengths of context, three iterations added up). Only numbers derived from them are kept:
 times of all layers, thinned to the points that a simulation needs, noise that falls with more work
 taken out.
@@ -122,9 +122,8 @@ def _dense(table: pd.DataFrame, layers: int) -> tuple[np.ndarray, np.ndarray]:
 def _beyond(x: np.ndarray, y: np.ndarray, end: float) -> float:
     """y at `end` > x[-1], with the slope of the upper half of the axis.
 
-    GEMM times rise in steps of whole waves of tiles, and between the last points lies a plateau:
-    its slope, a tenth of the mean one, would have long prompts computed faster than the GPU
-    multiplies.
+    GEMM times rise in steps of whole waves of tiles, with a plateau between the last points. Its
+    slope is a tenth of the mean one, and would compute long prompts faster than the GPU multiplies.
     """
     half = x[-1] / 2
     return y[-1] + (y[-1] - Curve(x, y).at(half)) / (x[-1] - half) * (end - x[-1])
@@ -136,7 +135,7 @@ def _curve(rows: pd.DataFrame, axis: str) -> Curve:
 
 
 def _attention(table: pd.DataFrame, layers: int) -> dict:
-    """The decode, chunk and beside tables, seconds of all layers."""
+    """Return the `decode`, `chunk` and `beside` tables, seconds of all layers."""
     alone = table[table.prefill_chunk == 0].pivot(
         index="n_decode", columns="kv_decode", values="time_us"
     )
@@ -189,10 +188,10 @@ def _denser(chunk: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def _skew(table: pd.DataFrame, layers: int, limit: float) -> dict:
     """Seconds of all layers for each token by which one context stands out of the mean of n, alone
-    and beside chunks.
+    and with chunks.
 
     From the rows with a single long context. Its excess over the mean of the K longest is (1 - 1/K)
-    of its excess over the short ones, K (about seven) being as many as keep the memory busy.
+    of its excess over the short ones. K (about seven) keep the memory busy.
     """
     one = table[
         (table.nb == 1) & table.kv_big.between(1024, 8192) & (table.n >= 4) & (table.kp <= 2048)

@@ -1,25 +1,25 @@
-"""Step times composed from measured operator times: what a GPU took for each kernel of the model,
-by shape.
+"""Step times composed from measured operator times: a GPU's time for each kernel of the model, by
+shape.
 
 A step of T tokens, n of them decodes with mean context c, and prompts with chunks a on prefixes r,
 takes
 
     tokens     everything that each token passes through by itself: GEMMs, norms, rotary,
-               activation, experts; at the padded token count, where the step replays a CUDA graph
+               activation, experts; at the padded token count if the step replays a CUDA graph
     comm       all-reduces (or the experts' gathers) over the padded tokens
     head       output projection and sampling of the rows that are sampled, gathering their logits
     decode     attention of n one-token queries over contexts of c
     chunks     attention of each chunk on its prefix, added up; one launch of the kernel for all of
-               them, and none where the decodes' kernel takes them along
+               them, or none if the decodes' kernel takes them along
     beside     attention of the decodes in a kernel that also works on chunks: they lose the packing
                of query heads, and each pays for the tiles of the longest chunk
     skew       what unequal contexts add: the longest request's tail runs alone
     host       a step's share of scheduling and input preparation that the GPU waits for, constant
                and per request
 
-`OperatorForm` is the data, per rank and over all layers, in seconds; `layers.py` and
-`aic.py` make it from measured tables. Chunks longer than the table are split where it
-ends, which for causal attention is exact.
+`OperatorForm` is the data, per rank and over all layers, in seconds; `layers.py` and `aic.py` make
+it from measured tables. Chunks longer than the table are split at its end, which for causal
+attention is exact.
 """
 
 from __future__ import annotations

@@ -82,9 +82,9 @@ def tensor_parallel_pair(llm: ModelSpec):
 
 
 def expert_parallel_pair(llm: ModelSpec):
-    """Seconds of all layers' gathers and scatters by the tokens of one of two expert-parallel
-    ranks, which both bring as many: hidden states and router logits are gathered, expert outputs
-    reduced and scattered."""
+    """Return the seconds of all layers' gathers and scatters, by the tokens of each of two
+    expert-parallel ranks. Hidden states and router logits are gathered, expert outputs reduced and
+    scattered."""
 
     def comm(tokens: np.ndarray) -> np.ndarray:
         hidden, logits = (

@@ -277,7 +277,7 @@ def test_those_left_open_are_bounded_in_number():
     ("attributes", "said"),
     [
         ({"app": "a"}, "app_class is missing"),
-        ({"app": "a", "app_class": "cc"}, "'cc'; name one of"),
+        ({"app": "a", "app_class": "cc"}, "'cc' is unknown; name one of"),
     ],
 )
 def test_an_application_of_which_nothing_can_be_predicted(policy, attributes, said):

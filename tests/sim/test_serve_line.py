@@ -317,7 +317,7 @@ def test_files_of_each_kind(name, text, expected, tmp_path):
         ("a.sh", "vllm serve q/a --runner pooling", "a pooling model"),
         ("a.sh", "echo vllm serve q/a", "starts no vLLM server"),
         ("a.sh", "docker run --gpus 1 vllm/vllm-openai:v0.20.0 --model q/a -tp 2", "gives 1"),
-        ("a.sh", "docker run vllm/vllm-openai:v0.28.0 --model q/a --swap-space 1", "has removed it"),
+        ("a.sh", "docker run vllm/vllm-openai:v0.28.0 --model q/a --swap-space 1", "removed"),
         ("a.sh", "vllm serve --port 80", "names no model"),
         ("a.sh", "vllm serve q/a --config more.yaml", "more.yaml: there is no such file"),
     ],

@@ -1,5 +1,5 @@
-"""An asynchronous KV connector between vLLM engines of one machine: the prompt is computed in one,
-and its KV is copied from that engine's cache into that of another, which goes on.
+"""An asynchronous KV connector between vLLM engines of one machine. One engine computes the prompt;
+its KV is copied into the cache of another engine, which continues.
 
 Both engines are started with
 
@@ -12,11 +12,11 @@ Both engines are started with
     lease_s  how long unfetched KV is kept (30)
 
 A request goes to the first engine with `kv_transfer_params` {"do_remote_decode": true} and one
-token to emit. What the answer's `kv_transfer_params` say goes to the second one with the request.
+token to emit. The answer's `kv_transfer_params` go to the second one with the request.
 
 Scheduler's side and leases as in vLLM 0.32's `nixl/pull_scheduler.py`, `base_scheduler.py` and
-`base_worker.py`; a load that finds nothing fails, where vLLM would read other data. Imports vLLM:
-name it by path.
+`base_worker.py`; a load that finds nothing fails; vLLM would read other data. Imports vLLM: name it
+by path.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """grants: request id -> tokens, in order. hits: of those who joined the batch, tokens that they
-    had before. preempted: in order. free_blocks: after the plan."""
+    """grants: request id -> tokens, in order. hits: of requests that joined the batch, tokens that
+    they had before. preempted: in order. free_blocks: after the plan."""
 
     grants: dict[str, int]
     hits: dict[str, int]

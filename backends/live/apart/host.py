@@ -1,5 +1,5 @@
-"""The process of one engine of a fleet with prefill apart from decode: it does what it is told over
-a pipe, one message and one answer at a time.
+"""The process of one engine of a fleet with prefill apart from decode. It follows commands over a
+pipe, one message and one answer at a time.
 
 A step has two halves, `step` and `end`: between them other engines may do theirs, and KV may land.
 """

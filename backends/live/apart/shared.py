@@ -1,5 +1,5 @@
-"""KV tensors of a CPU engine in memory that other processes of this machine can map: one engine
-reads the other's cache as a network card would, without its help."""
+"""KV tensors of a CPU engine in memory that other processes of this machine can map. One engine
+reads the other's cache as a network card would."""
 
 from __future__ import annotations
 

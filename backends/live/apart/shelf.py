@@ -1,7 +1,7 @@
-"""What engines of this machine tell one another of KV that is kept to be fetched: a folder of small
-files, which all of them see (in shared memory, at best).
+"""A folder of small files (at best in shared memory) in which engines of this machine announce KV
+that is kept for a fetch.
 
-    ENGINE.json             where its KV tensors lie (`shared.py`)
+    ENGINE.json             the place of its KV tensors (`shared.py`)
     ENGINE/REQUEST          its KV is kept; there until it is given up
     ENGINE/REQUEST.beat     the last heartbeat of the engine that is going to fetch it
     ENGINE/REQUEST.done     it was fetched, or is not wanted
@@ -63,8 +63,8 @@ class Shelf:
 
     # -- of the engine that keeps --------------------------------------------------------------
     def tell(self, about: dict) -> None:
-        """State where the engine's KV lies. Earlier entries of an engine of this name are removed,
-        since its blocks hold other KV now."""
+        """State the place of the engine's KV. Earlier entries of an engine of this name are
+        removed, since its blocks hold other KV now."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(exist_ok=True)
         _write(self._about, json.dumps(about))

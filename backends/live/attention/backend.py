@@ -1,9 +1,9 @@
 """The attention backend for vLLM V1 (0.25 and 0.32; model runners V1 and V2). Imports vLLM: load it
 through `registration`.
 
-All that it needs beyond a stock backend is in the block table: a worker copies the numbers that the
-scheduler sends, flags included, and uses them for nothing but attention. The slot mapping that the
-worker works out from them is left aside, since it knows no directions.
+All that it needs beyond a stock backend is in the block table. A worker copies the scheduler's
+numbers, flags included, and uses them only for attention. The slot mapping that the worker works
+out from them is left aside, since it knows no directions.
 """
 
 from __future__ import annotations

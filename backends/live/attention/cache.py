@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 def split_cache(kv_cache, head_size: int):
-    """(keys, values) of one layer, both views of shape [num_blocks, block_tokens, kv_heads,
+    """Return (keys, values) of one layer, both views of shape [num_blocks, block_tokens, kv_heads,
     head_size].
 
-    Takes the shapes that vLLM hands to an attention layer: [num_blocks, kv_heads, block_tokens, 2 *
-    head_size] (0.32, in any memory order, and the CPU engine), [num_blocks, 2, block_tokens,
-    kv_heads, head_size] (0.25 and this backend there) and [2, num_blocks, block_tokens, kv_heads,
-    head_size] (older). Raises ValueError for any other shape.
+    Takes the shapes that vLLM hands to an attention layer. From 0.32 (in any memory order) and on
+    the CPU engine: [num_blocks, kv_heads, block_tokens, 2 * head_size]. In 0.25, and for this
+    backend there: [num_blocks, 2, block_tokens, kv_heads, head_size]. Older: [2, num_blocks,
+    block_tokens, kv_heads, head_size]. Raises ValueError for any other shape.
     """
     shape = tuple(kv_cache.shape)
     if len(shape) == 4 and shape[-1] == 2 * head_size:

@@ -1,8 +1,8 @@
-"""How many tokens each cell holds, where a block was left before it was full: the worker's copy.
+"""The tokens in each cell, if a block was left before it was full: the worker's copy.
 
-A sequence's last block is open: its count is the block's size, whatever it holds so far. Set it to
-what it holds when the sequence goes on in another block. Then the numbers behind the end of a
-sequence's row of the block table, which a worker does not clear, mislead no reader.
+A sequence's last block is open: its count is the block's size, whatever the block holds. Set the
+count when the sequence continues in another block. Then stale numbers after a row of the block
+table, which a worker does not clear, mislead no reader.
 """
 
 from __future__ import annotations

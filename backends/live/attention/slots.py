@@ -1,9 +1,9 @@
-"""Which physical KV slot a token has, when a block may be filled from either end.
+"""The physical KV slot of a token, if a block may be filled from either end.
 
-A *block-table entry* is an int32: the block's number, plus BACKWARD where the sequence fills that
-block from the right (BROS, IEEE version, Sec. V; there the direction is a table beside the block
-table). The direction so travels wherever block numbers travel, to a worker in another process too,
-and an entry without the flag means what it means in any paged cache.
+A *block-table entry* is an int32: the block's number, plus BACKWARD if the sequence fills that
+block from the right (BROS, IEEE version, Sec. V; there the direction has a table of its own). So
+the direction travels with the block numbers, also to a worker in another process. An entry without
+the flag is that of any paged cache.
 
 In a forward block the sequence's n-th token of that block lies in slot n, in a backward one in slot
 block_tokens - 1 - n. A sequence may also leave a block before it is full: `counts` then says how

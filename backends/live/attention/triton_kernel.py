@@ -1,13 +1,12 @@
 """Triton kernels: paged causal attention and the cache write, for blocks filled from either end.
 
-Attention does not care in which order keys are read, so a backward block needs no reversed load: a
-tile is laid out by position, and only the slot that a position is read from depends on the block's
-direction. Masks and causality are those of any paged kernel. Slots of another sequence are never
-loaded.
+Attention does not depend on the order of keys, so a backward block needs no reversed load. A tile
+is laid out by position; only a position's slot depends on the block's direction. Masks and
+causality are those of any paged kernel. Slots of another sequence are never loaded.
 
-The direction is a bit of the block-table entry (see `slots`), so it costs no load of its own, and
-the write finds its slots from the block table: a batch needs no slot mapping. With PARTIAL the
-blocks of a sequence may end before they are full; `first` then says where each one's text begins.
+The direction is a bit of the block-table entry (see `slots`), so it costs no load of its own. The
+write finds its slots from the block table: a batch needs no slot mapping. With PARTIAL the blocks
+of a sequence may end before they are full; `first` then has the start of each one's text.
 
 `launch` calls these and gives the shapes. All sizes in elements; scores are kept times log2(e).
 """

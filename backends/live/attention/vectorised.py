@@ -1,4 +1,4 @@
-"""The same attention with whole-tensor PyTorch operations: for the CPU engine, where a step takes
+"""The same attention with whole-tensor PyTorch operations: for the CPU engine, whose steps take
 milliseconds."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from twinserve.backends.live.attention.slots import slot_mapping, tokens_of_batc
 
 @dataclass(frozen=True)
 class Span:
-    """A sequence with several new tokens: where they stand in the batch, all its slots, and which
-    token sees which."""
+    """A sequence with several new tokens: their place in the batch, all its slots, and which token
+    sees which."""
 
     begin: int
     end: int
@@ -27,7 +27,7 @@ class Span:
 class Plan:
     """What all layers of one step share.
 
-    new_slots     int64[t]: where the new tokens go
+    new_slots     int64[t]: of the new tokens
     decode_tokens int64[d]: tokens that are their sequence's only new one
     decode_slots  int64[d, longest]: their sequence's slots, padded with its own first slot
     decode_seen   bool[d, longest]: which of these count

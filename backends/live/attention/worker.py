@@ -13,8 +13,8 @@ class AttentionExtension:
     """Methods of the worker, for `collective_rpc`."""
 
     def twinserve_set_counts(self, entries: list[int], counts: list[int]) -> None:
-        """See `cells.CellCounts.set`. Raises ValueError if the engine was not told that blocks
-        may be left early."""
+        """See `cells.CellCounts.set`. Raises ValueError if the engine was not set up for blocks
+        that are left early."""
         from twinserve.backends.live.attention.backend import PARTIAL_BLOCKS
 
         config = self.vllm_config

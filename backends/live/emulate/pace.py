@@ -37,9 +37,9 @@ class Lateness:
 
 
 class WallPace:
-    """Wall time. The profile's step has the host's part in it, so a step of a busy engine begins
-    when the one before it ended, however long this machine's host took to hand it over. If that
-    took longer than the whole step, the step ends late, and is counted."""
+    """Wall time. The profile's step includes the host's part. So a step of a busy engine begins
+    when the one before it ended, whatever this machine's host took to launch it. If that took
+    longer than the whole step, the step ends late, and is counted."""
 
     TOLERANCE_S = 0.0005  # what a sleep is off by
 

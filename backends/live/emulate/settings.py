@@ -1,5 +1,5 @@
-"""What an emulated GPU is, as the engine's processes are told of it: a key of vLLM's
---additional-config. Imports no vLLM."""
+"""The emulated GPU's settings for the engine's processes: a key of vLLM's --additional-config.
+Imports no vLLM."""
 
 from __future__ import annotations
 

@@ -122,8 +122,8 @@ class LiveBackend(Backend):
         )
 
     def withdraw(self, row: int) -> None:
-        """The engine gives its memory back, host copies too. Nothing where it has done the step
-        that ends the request already (asynchronous scheduling)."""
+        """Free the request's memory, host copies too. Nothing happens if the engine has already
+        done the step that ends the request (asynchronous scheduling)."""
         name = self.requests.ids[row]
         if self._rows.pop(name, None) is None:
             return
@@ -133,8 +133,8 @@ class LiveBackend(Backend):
     def execute(
         self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0
     ) -> Executed:
-        """Run `plan` on the engine. `emitting`: bool[n]. `overhead_s` counts only where no wall
-        clock paces the run."""
+        """Run `plan` on the engine. `emitting`: bool[n]. `overhead_s` counts only without a wall
+        clock."""
         ids = self.requests.ids
         planned = self._on_engine.of_plan(plan)
         if self.memory is not None:

@@ -37,7 +37,7 @@ class LiveSettings:
     max_step_tokens tokens the engine can compute in one step (room for them is set aside)
     swap_blocks     blocks of host memory for swapped KV; 0: no swapping
     keeps_texts     no text leaves the prefix cache for a copy of another; the pool has room for all
-    physical        plans come with a layout, and KV lies where it says (docs/live_memory.md)
+    physical        plans have a layout, which KV follows (docs/live_memory.md)
     layers          of a physical layout: those of the model, which move one by one
                     (docs/live_memory.md); 0: slots move, of all layers at once
     staging         then: pages for the layers that a step streams

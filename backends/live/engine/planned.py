@@ -66,12 +66,12 @@ class PlannedStep:
 
 
 class EngineRequests:
-    """Plans as an engine can carry them out, by its request ids: the one translation of a decision
-    log, of a run in this process, and of a server.
+    """Translate plans into an engine's request ids: for a decision log, a run in this process, and
+    a server.
 
-    A plan says what happens on paper. An engine moves KV in its steps only, and gives a request
-    memory with its first grant, so what comes between two steps adds up until the next one: tell
-    every plan without grants to `follow`, every other one to `planned`.
+    An engine moves KV only in its steps, and gives a request memory with its first grant. So events
+    between two steps add up until the next one: pass every plan without grants to `follow`, every
+    other one to `planned`.
 
     holds   ids with KV on the engine's device
     away    ids with KV on its host

@@ -1,6 +1,6 @@
-"""vLLM's scheduler, steered: it is shown only the planned requests, in plan order, each with its
-grant as a cap, and does the rest as shipped (allocation, hashing, the message to the worker).
-Imports vLLM: load it by name.
+"""vLLM's scheduler, steered. It sees only the planned requests, in plan order, each with its grant
+as a cap. The rest is as shipped (allocation, hashing, the message to the worker). Imports vLLM:
+load it by name.
 
 What it then schedules is compared with the plan at every step; `drift` counts the steps that
 differ.

@@ -5,10 +5,10 @@
 `small` (18 M) is bound by reading its weights, as real models are on GPUs: for step times that mean
 something on a CPU.
 
-vLLM's own dummy weights will not do: every tensor is drawn with one seed and tiny amplitude, so the
+vLLM's own dummy weights will not do: every tensor is drawn with one seed and tiny amplitude. So the
 embedding equals the output head, all logits tie and the model echoes. These weights are drawn
-apart, and large enough for attention to be sharp: what a request is told depends on its whole
-text, so a wrong KV block shows in its output.
+apart, and large enough for sharp attention. An answer depends on the whole text, so a wrong KV
+block shows in it.
 """
 
 from __future__ import annotations

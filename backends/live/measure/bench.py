@@ -17,9 +17,9 @@ from twinserve.profiles.composition import StepComposition
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One step: what it computed; seconds of wall time around it, of these in the executor, between
-    GPU events (NaN without a GPU), and without a core (NaN if the engine has several threads, or
-    waits for a GPU)."""
+    """One step: its work, and seconds. These are wall time around it, and of that in the executor,
+    between GPU events (NaN without a GPU), and without a core. The last is NaN if the engine has
+    several threads, or waits for a GPU."""
 
     work: StepComposition
     seconds: float

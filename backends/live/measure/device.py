@@ -36,8 +36,8 @@ def describe_machine() -> dict:
 
 
 def bare_rates() -> dict[str, float]:
-    """Best of five: FLOP/s of a matrix product, bytes/s of a copy in memory (read and written), and
-    bytes/s of a copy between host and device (on a CPU: in memory, too)."""
+    """Return the best of five: FLOP/s of a matrix product; bytes/s of a copy in memory (read and
+    written); and bytes/s of a copy between host and device (on a CPU: in memory)."""
     import torch
 
     gpu = torch.cuda.is_available()

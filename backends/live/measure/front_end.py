@@ -1,6 +1,5 @@
-"""Measures the front end of `vllm serve` before an emulated GPU: single streamed requests, each
-seen by its client and by the engine (stamps.py), and loads, for which CPU times of threads count.
-"""
+"""Measures the front end of `vllm serve` before an emulated GPU. Single streamed requests are timed
+by client and engine (stamps.py); for loads, CPU times of threads count."""
 
 from __future__ import annotations
 

@@ -88,11 +88,10 @@ def measure(
 
     further  more steps on the idle engine, in parts, when what is measured here is known; it is to
              begin no part when the time is up
-    keep     is given what is measured so far, every few seconds, and where something stops the
-             measuring
+    keep     called with the steps so far, every few seconds, and after an interruption
 
     What a time limit left out is in `partial` of the provenance. Raises LiveEngineError (one line)
-    where the engine fails.
+    if the engine fails.
     """
     check_engine_arguments(settings.extra)
     progress(0.0, "starting the engine")
@@ -212,8 +211,8 @@ class _Run:
         return [*ladders[:: max(len(ladders) - 1, 1)], *prompts[:: max(len(prompts) - 1, 1)]]
 
     def _first_items(self) -> Items | None:
-        """Of the first round: in random order as in all others, but where a limit may end it what
-        no table can do without comes first."""
+        """Return the first round's items in random order. If a limit may end it, items that every
+        table needs come first."""
         if self.effort.whole_round:
             return None
         least = self._least()

@@ -63,7 +63,7 @@ async def replayed(
 ) -> Seen:
     """Send requests in the order of `workload`, when they are due. The row is the request's id.
 
-    further  what the body of each says besides
+    further  more fields of each body
     beside  called with the start by time.monotonic(); it goes on while requests do
     """
     bodies = [

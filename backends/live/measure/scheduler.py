@@ -21,7 +21,7 @@ class MeasuringScheduler(SteeredScheduler):
     """A request with `hits` in the plan gets that many tokens (whole blocks) from the pool,
     uncomputed.
 
-    can_adopt  vLLM takes over such blocks only with prefix caching, and here only where one kind of
+    can_adopt  vLLM takes over such blocks only with prefix caching, and here only if one kind of
                block is all the KV there is; else contexts must be computed
     """
 

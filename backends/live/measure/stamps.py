@@ -33,9 +33,9 @@ def _note_arrivals() -> None:
 
 
 class _Stamping:
-    """A JSON line for each request that ended: its name, prompt_tokens, came_s (to the API server,
-    as vLLM's own metrics count), reached_s (the engine's process), queued_s (between two steps),
-    scheduled_s (first), and tokens_s, with a time for each token, when its step's outcome was
+    """Write a JSON line for each ended request. It has its name; prompt_tokens; came_s (to the API
+    server, as vLLM's own metrics count); reached_s (the engine's process); queued_s (between two
+    steps); scheduled_s (first). tokens_s has a time for each token, when its step's outcome was
     booked."""
 
     def __init__(self, vllm_config, *args, **kwargs) -> None:

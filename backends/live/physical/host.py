@@ -1,6 +1,6 @@
-"""The scheduler's side of single slots that come and go: host copies by request and token position,
-kept when they are copied back, and the copies of a step as orders for the workers. Needs neither
-vLLM nor torch."""
+"""The scheduler's side of moving single slots. It keeps host copies by request and token position,
+also after they are copied back, and makes a step's copies into orders for the workers. Needs
+neither vLLM nor torch."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class DeviceStage:
 
 
 class SlotHost(HostKv):
-    """Which tokens have a copy on the host. Room is exact: what is given up is free at once, since
-    a plan never gives up a copy that it reads, and workers read and write in order.
+    """The tokens with a copy on the host. Room is exact: a dropped copy is free at once, since a
+    plan never drops a copy that it reads. Workers read and write in order.
 
     KV does not change once it is written, so a copy stays valid when it is brought back, and the
     ledger counts on that.

@@ -1,7 +1,7 @@
-"""The connector of an engine whose layers lie apart. vLLM 0.32 keeps all layers in one allocation;
-here every layer is bound to the whole of it, as a pool of pages, and reads the pages that a table
-names. Before a layer's attention what is away is brought to staging pages, and what was computed
-goes back to the host after it: vLLM calls `wait_for_layer_load` and `save_kv_layer` there.
+"""The connector of an engine whose layers lie apart. vLLM 0.32 keeps all layers in one allocation.
+Here every layer uses the whole of it as a pool of pages, and reads the pages that a table names.
+Before a layer's attention, KV on the host is brought to staging pages; computed KV goes back to the
+host afterwards. vLLM calls `wait_for_layer_load` and `save_kv_layer` at these points.
 
 On a GPU copies run in streams of their own, ordered by events (transfer/copy.py); that is not
 tested on a GPU yet. Imports vLLM: name it by path.

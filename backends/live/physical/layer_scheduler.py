@@ -1,5 +1,5 @@
-"""A steered scheduler for an engine whose layers lie apart: vLLM's block numbers are names, and a
-table says in which page of the pool each layer of a named block lies.
+"""A steered scheduler for an engine whose layers lie apart. vLLM's block numbers are names; a table
+has the page of each layer of a named block.
 
 vLLM's own manager gives out as many names as the ledger can have blocks, on the device and on the
 host together. Imports vLLM: load it by name.

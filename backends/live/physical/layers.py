@@ -1,13 +1,12 @@
-"""The layer-wise ledger's layout as an engine has to carry it out: the page of every block in every
-layer, what is copied before a step's forward pass, and what is streamed through staging pages while
-it runs.
+"""The layer-wise ledger's layout for an engine: the page of every block in every layer, copies
+before a forward pass, and streams through staging pages during it.
 
-A page holds what a cell of the ledger does, the KV of one block of tokens in one layer. Page 0 is
-vLLM's null page, cell c is page c + 1, and behind the ledger's pages lie those for staging, which
-the layers of a step use one after another. On the host a cell has the number of a cell, too.
+A page holds a cell of the ledger: the KV of one block of tokens in one layer. Page 0 is vLLM's null
+page, and cell c is page c + 1. Staging pages follow, which the layers of a step use one after
+another. On the host a cell has the number of a cell, too.
 
-As in `layout`, a model of what lies where is changed only by what is carried out, and a plan that
-would have a request read another one's page is refused here. Imports neither vLLM nor torch.
+As in `layout`, a model of all pages follows only executed plans. A plan that would have a request
+read another one's page is refused here. Imports neither vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -54,9 +53,8 @@ class LayerLayout:
 
 @dataclass(slots=True)
 class _Held:
-    """What a row has. cells, host: int64[layers, blocks], of the device and of the host, AWAY where
-    it has none there; written: tokens that have KV; order: the latest one that wrote to the
-    host."""
+    """A row's memory. cells, host: int64[layers, blocks], of the device and of the host, AWAY: none
+    there; written: tokens that have KV; order: the latest one that wrote to the host."""
 
     cells: np.ndarray
     host: np.ndarray

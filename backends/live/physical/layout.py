@@ -1,10 +1,10 @@
-"""The bidirectional ledger's layout as an engine has to carry it out: block tables in its own block
-numbers, and every slot that moves between a plan and its forward pass.
+"""The bidirectional ledger's layout for an engine: block tables in its own block numbers, and every
+slot that moves between a plan and its forward pass.
 
-The ledger says where tokens shall lie; a model of the device's slots and of the host's copies says
-where they do. Each plan is applied to that model as the engine applies it to its memory, and what a
-step reads is looked up in it: a plan that would have a request read another one's slot is refused
-here, before any KV is touched. Imports neither vLLM nor torch.
+The ledger gives the planned places of tokens; a model of the device's slots and the host's copies
+gives the actual ones. Each plan is applied to that model as to the engine's memory, and a step's
+reads are looked up in it. A plan that would have a request read another one's slot is refused here,
+before any KV is touched. Imports neither vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ class Layout:
 
 
 class PhysicalMemory:
-    """What lies in each slot of the device and on the host, kept in step with the plans made on
+    """The content of each slot of the device and of the host, kept in step with the plans on
     `ledger`.
 
     Call `follow` once for every plan without a step and `step` once for every plan with one, before
-    the ledger changes again. Raises LiveEngineError where ledger and memory disagree.
+    the ledger changes again. Raises LiveEngineError if ledger and memory disagree.
 
     owner, token  int64[num_blocks * block_tokens] by slot (the ledger's: block * block_tokens +
                   slot in it): the row, and the position in its text, of the KV that was last
-                  written there; NOBODY where none was
+                  written there; -1: none
     host          row -> bool[n]: which tokens the host has a copy of
     """
 

@@ -1,5 +1,5 @@
-"""A steered scheduler whose block tables are the bidirectional ledger's: the KV lies where the
-ledger says, slot by slot.
+"""A steered scheduler whose block tables are the bidirectional ledger's: KV follows the ledger slot
+by slot.
 
 vLLM's own manager hands out nothing for such a step. The message to the worker is rewritten after
 vLLM has made it: each request's table is the one in the plan's layout. Imports vLLM: load it by
@@ -92,8 +92,8 @@ class PhysicalScheduler(SteeredScheduler):
             self.connector.tell(entries_of(blocks, backward > 0), counts)
 
     def _send_tables(self, output, tables: dict[str, Table]) -> None:
-        """Every request in vLLM's SchedulerOutput `output` gets its table: whole where it is new or
-        has changed, else what has been added."""
+        """Give every request in vLLM's SchedulerOutput `output` its table: whole if new or changed,
+        else the added part."""
         for request in output.scheduled_new_reqs:
             request.block_ids = (self._whole(request.req_id, tables),)
         cached = output.scheduled_cached_reqs

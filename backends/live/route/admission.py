@@ -1,6 +1,5 @@
-"""Requests that wait in the front: for room at workers, for a worker at all, or because the router
-holds them. The queue has an end, and waiting has one: then the client is told when to come again.
-"""
+"""Requests that wait in the front: for room at workers, for any worker, or because the router holds
+them. The queue and the waiting time are limited; beyond that the client gets a Retry-After."""
 
 from __future__ import annotations
 

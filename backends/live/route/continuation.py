@@ -1,15 +1,15 @@
 """A streamed answer that goes on at another worker when its own is lost.
 
-The worker is asked to send token ids beside the text (`return_token_ids` of vLLM). What was
-generated so far is then known to the front, and the next worker gets prompt and generated tokens
-as the prompt of a completion, with as many tokens less to generate. Under greedy decoding it goes
-on as the first one would have. A client sees one answer: one id, one count of tokens, and no token
-ids unless it asked for them.
+The worker is asked to send token ids with the text (`return_token_ids` of vLLM), so the front knows
+the tokens so far. The next worker gets prompt and generated tokens as the prompt of a completion,
+with as many tokens less to generate. Under greedy decoding it continues as the first one would
+have. A client sees one answer: one id, one count of tokens, and no token ids unless it asked for
+them.
 
 Text of a token may come with a later one (half a character). So the next worker begins after the
 last token whose text came, and those after it are generated again.
 
-Not everything can go on like that. What depends on where the answer began is not in the prompt:
+Some answers cannot continue like that. What depends on the answer's beginning is not in the prompt:
 several answers at once, stop strings, structured output, tools, log-probabilities, penalties of the
 answer's own tokens. Nor is a picture in the tokens that stand for it. Fields that are not known
 here count as such. Sampled answers (temperature above 0) do go on, with other draws.
@@ -200,7 +200,7 @@ class Continuation:
         return event_of(data)
 
     def _told_prompt(self, data: dict[str, Any]) -> None:
-        """Prompt tokens: of a chat beside the choices, of a completion in the first."""
+        """Prompt tokens: of a chat next to the choices, of a completion in the first."""
         for holder in (data, *(data.get("choices") or [])):
             found = holder.get("prompt_token_ids")
             if found is not None and self._prompt is None:

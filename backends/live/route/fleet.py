@@ -1,8 +1,8 @@
-"""The fleet that a live router sees: its router, its view, and what it hears, with no word of HTTP.
+"""The fleet that a live router sees: its router, its view, and its events, without HTTP.
 
-It is to the front what `twinserve.sim.fleet.fleet.Fleet` is to the simulator: the order in which a
-router is told of things is the same. A worker that comes back is a new replica, as there: what the
-router knew of its former life is gone with it.
+It is to the front what `twinserve.sim.fleet.fleet.Fleet` is to the simulator: a router gets its
+events in the same order. A worker that comes back is a new replica, as there, and its former state
+is forgotten.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RoutedFleet:
     model    what is known of step times of workers; None: nothing
 
     remembers  whether a session is not forgotten
-    note       called with all that the router is told and asked; None: not recorded
+    note       called with all inputs of the router; None: not recorded
     """
 
     def __init__(

@@ -1,16 +1,15 @@
-"""What one worker's prefix cache holds, as its KV events tell it.
+"""The content of one worker's prefix cache, from its KV events.
 
 Messages are those of vLLM 0.32 (vllm/distributed/kv_events.py), of three frames: a topic, a
 sequence number of eight bytes, and a batch of events in msgpack. What a server may add later is
 passed over; a batch of another form is an error. Batches are numbered from 0, and the last ones are
-kept (`buffer_steps`) for a subscriber that asks at the replay socket. A number that is not the next
-one says that batches were lost: between subscriber and publisher, or because the server was started
-anew.
+kept (`buffer_steps`) for a subscriber that asks at the replay socket. A gap in the numbers means
+lost batches: between subscriber and publisher, or because the server restarted.
 
 vLLM names a block by a hash that only it can make, and sends the tokens and the hash of the block
 before it. So each hash is known by the chain that leads to it: its block gets the name that the
-same tokens have in a prompt. vLLM tells of every block, copies too; a router is told of a text
-when its first block comes, and when its last one is gone.
+same tokens have in a prompt. vLLM reports every block, copies too. A router hears of a text when
+its first block comes, and when its last one is gone.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _FRAMES = 3
 
 class BlockStored(msgspec.Struct, tag=True):
     """token_ids: of all the blocks, one after the other. parent_block_hash: None for the first
-    blocks of a text. medium: where they lie; None: in the engine's own memory."""
+    blocks of a text. medium: their place; None: the engine's own memory."""
 
     block_hashes: list[bytes | int]
     parent_block_hash: bytes | int | None

@@ -33,8 +33,7 @@ _JOIN_S = 0.2  # a subscription takes effect meanwhile; what is published before
 class KvEvents:
     """endpoints  of each worker
     on_gap     called with a worker and what became of batches that did not come
-    on_change  called when a worker's cache was told of
-    """
+    on_change  called when a worker's cache has changed"""
 
     def __init__(
         self,

@@ -17,8 +17,8 @@ NAMES = 2**19  # contents that have names at once; about 100 MB when all are tak
 
 
 class Numbers:
-    """Small numbers for what is told apart by a key: `room` of them, and those that are held. Of
-    the others the one that was used the longest time ago loses its number to a new one."""
+    """Small numbers for distinct keys: `room` of them, and those that are held. Of the others, the
+    least recently used one loses its number to a new one."""
 
     def __init__(self, room: int) -> None:
         self._room = room

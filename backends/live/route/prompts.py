@@ -1,9 +1,9 @@
-"""What a router is told of a request: how long its prompt is, what it begins with, whose it is.
+"""A router's view of a request: prompt length, prefix, and owner.
 
 A front has texts, engines have tokens. To ask a worker's /tokenize first would cost each request a
 round trip, and tokens are only compared with each other here. So a text counts a token for every
-four bytes, and its KV blocks are named by their text: two prompts share a block's name where all
-of their texts up to its end are the same. Prompts of token ids are counted and named exactly.
+four bytes, and its KV blocks are named by their text. Two prompts share a block's name if their
+texts up to its end are equal. Prompts of token ids are counted and named exactly.
 """
 
 from __future__ import annotations

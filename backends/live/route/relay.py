@@ -257,7 +257,7 @@ class Relay:
         return await self._end(job, job.answer)
 
     async def to_client(self, writing: Awaitable[Any]) -> None:
-        """Raises ClientGoneError, also where the client takes nothing for too long."""
+        """Raise ClientGoneError, also if the client takes nothing for too long."""
         try:
             async with asyncio.timeout(self._settings.write_timeout_s) as scope:
                 await writing

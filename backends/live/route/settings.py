@@ -1,4 +1,4 @@
-"""What `twinserve route` is told, and whether its libraries are there."""
+"""The settings of `twinserve route`, and a check of its libraries."""
 
 from __future__ import annotations
 

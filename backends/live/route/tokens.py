@@ -40,8 +40,8 @@ class Tokens:
         self._fleet, self._counters = fleet, counters
 
     async def of(self, body: Mapping[str, Any], headers: CIMultiDict[str]) -> list[int] | None:
-        """headers: for workers; changed here. None if the prompt has token ids already, or where
-        no worker says."""
+        """headers: for workers; changed here. None if the prompt has token ids already, or no
+        worker answers."""
         asked = question(body)
         if asked is None or not self._fleet.up:
             return None

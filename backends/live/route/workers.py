@@ -139,10 +139,10 @@ class Workers:
                 self._down(worker, f"{worker.misses} health checks failed")
 
     async def _healthy(self, worker: Worker) -> bool:
-        """A front that stands still, as on a host with too much to do, finds its timers due before
-        it reads the answers that have come. So time counts in slices: one, however long it took.
-        A worker with too much to do may be as late. While parts of answers come from it, it is not
-        taken for dead, as all that it has would be lost, and given to others with as much to do."""
+        """A stalled front, as on an overloaded host, finds its timers due before it reads the
+        answers that have come. So time counts in slices, whatever their length. An overloaded
+        worker may be as late. While parts of answers come from it, it does not count as dead: its
+        requests would be lost, and moved to workers with as much load."""
         began_s = self._now()
         asking = asyncio.create_task(self._status(worker))
         try:

@@ -1,5 +1,5 @@
-"""Applications of a server's requests: what the policy must be told of them, and which are open.
-Needs no vLLM."""
+"""Applications of a server's requests: the policy's facts on them, and which are open. Needs no
+vLLM."""
 
 from __future__ import annotations
 
@@ -60,9 +60,8 @@ class RequestRules:
 
 @dataclass(slots=True)
 class _Open:
-    """client: whose it is; text: where the policy reads texts; here: requests that came and have
-    not ended; finished: that got their last token; total: announced, if at all; idle_s: when the
-    last one left."""
+    """client: its owner; text: if the policy reads texts; here: unfinished requests; finished:
+    those with their last token; total: announced, if at all; idle_s: when the last one left."""
 
     group: int
     client: str
@@ -77,15 +76,14 @@ class _Open:
 
 class Applications:
     """Those that are open, by client and name: no client can join, end or outlast another one's. An
-    application begins with its first request, which says its
-    class and input text, and the policy is told of it once. It ends when as many of its requests
-    have finished as the client announced and no other one is here. If nothing is announced the
-    next stage may always come, so it stays open until none of its requests has been here for
-    `idle_s` seconds, or until `most_idle` others of its client have been without requests for a
-    shorter time. A name is free again after the end.
+    application begins with its first request, which has its class and input text; the policy hears
+    of it once. It ends when all announced requests have finished and none is here. If nothing is
+    announced, the next stage may always come. Then it stays open until it had no request for
+    `idle_s` seconds, or until `most_idle` others of its client have been idle for a shorter time. A
+    name is free again after the end.
 
     Requests of a named client that belong to no application belong to the client: it is their owner
-    where owners share (`vtc`, `kv-share`), and for other policies they are each by itself.
+    for `vtc` and `kv-share`; for other policies each stands alone.
     """
 
     def __init__(

@@ -180,12 +180,12 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class CheckAttributes:
-    """ASGI middleware for `vllm serve --middleware`. A request whose vllm_xargs make no sense, or
-    lack what the server's policy needs, is answered with 400 and one line, before anything is
-    queued; the scheduler runs in another process and could only answer with a server error. Where
-    clients are told apart it adds whose request it is. What of the attributes is not believed is
-    named in a header of the answer, `x-twinserve-not-believed`. `GET /metrics` is answered with
-    the scheduler's counts behind vLLM's (`prometheus.py`)."""
+    """ASGI middleware for `vllm serve --middleware`. A request whose vllm_xargs are wrong, or lack
+    what the server's policy needs, gets 400 and one line before anything is queued. The scheduler
+    runs in another process and could only answer with a server error. If clients have names, the
+    request gets its client's. The answer's header `x-twinserve-not-believed` names the attributes
+    that do not count. `GET /metrics` is answered with the scheduler's counts behind vLLM's
+    (`prometheus.py`)."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         # not above: it reads these attributes. Not with the first request: that would wait for it

@@ -32,13 +32,12 @@ def bench(server: ServerProcess, out: Path, load: dict, seed: int, *further: str
 
 @contextmanager
 def ahead_of_others() -> Iterator[bool]:
-    """This thread goes before the ordinary programs of its host, as if it had a machine of its own.
-    True if the host allows that (Linux, root or CAP_SYS_NICE), else nothing changes.
+    """Run this thread before the ordinary programs of its host. Returns True if the host allows
+    that (Linux, root or CAP_SYS_NICE), else nothing changes.
 
-    Without it a client is woken late by a server that keeps its processors busy, and reads tokens
-    in one piece that the server sent one by one (docs/calibrate.md, "Answers in one piece").
-    Processes that are started meanwhile are ordinary ones. A client that computes all the time
-    would hold up everything else.
+    Otherwise a client wakes late if a server keeps its processors busy. It then reads in one piece
+    tokens that the server sent one by one (docs/calibrate.md). Processes that are started meanwhile
+    are ordinary ones. A client that computes all the time would hold up everything else.
     """
     if not hasattr(os, "sched_getscheduler"):  # not Linux
         yield False

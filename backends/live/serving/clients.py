@@ -102,7 +102,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Clients:
-    """All of a server. stamped: they are told apart, by what CheckAttributes adds to each request
+    """All clients of a server. stamped: they have names, which CheckAttributes adds to each request
     (`STAMP`). slo_ttft_s, slo_tpot_s: the server's own objectives, seconds, or None."""
 
     default: Client
@@ -150,8 +150,8 @@ class Clients:
         return OTHERS
 
     def believed(self, given: RequestAttributes, priority: int = 0) -> RequestAttributes:
-        """What is believed of a request. priority: its own, where the attributes name none; the
-        result always names one."""
+        """Return a request's attributes that count. priority: its own, if the attributes name none;
+        the result always has one."""
         beliefs = self.of(given.client).beliefs
         asked = priority if given.priority is None else given.priority
         least = RequestClass.BEST_EFFORT if beliefs.service_class == "be" else given.service_class

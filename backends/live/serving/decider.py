@@ -64,8 +64,8 @@ class Decider:
 
     rows   vLLM's id -> row, of unfinished requests
     decision_seconds  of the last `plan`
-    restarts  requests that vLLM did something else with than planned, and that the policy got anew
-    predictions  of the policy's predictor, where it has one
+    restarts  requests that vLLM did not treat as planned, and that the policy got anew
+    predictions  of the policy's predictor, if any
     """
 
     def __init__(
@@ -195,9 +195,8 @@ class Decider:
         self, now: float, emitted: set[str], ended: set[str], states: dict[str, EngineState]
     ) -> str:
         """The oldest planned step was executed. emitted: ids that got a token; ended: ids that got
-        their last one. states: of every other request of the step; where they are not what the plan
-        leads to, the policy gets the request anew. Returns one line about the first of those, or
-        nothing."""
+        their last one. states: of every other request of the step; a request in another state than
+        planned goes to the policy anew. Returns one line about the first of those, or nothing."""
         step = self._steps.popleft()
         ids, requests, rows = self.core.requests.ids, self.core.requests, step.plan.rows
         if self.texts.named:

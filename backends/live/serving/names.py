@@ -1,6 +1,6 @@
-"""What a policy's scheduler takes from vLLM. `vllm serve` loads that scheduler by name, so this is
-where it is first seen whether the release has all that is needed: imported after the check, a
-missing name is one line and no failing import. Imports vLLM."""
+"""The names that a policy's scheduler takes from vLLM. `vllm serve` loads that scheduler by name,
+so the release is checked here first. Then a missing name is one line and no failing import. Imports
+vLLM."""
 
 from twinserve.backends.live.needs import require
 

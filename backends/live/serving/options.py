@@ -169,7 +169,7 @@ def build_core(
 
 
 def clients_of(options: ServingOptions, policy: Policy) -> Clients:
-    """The server's clients. Raises LiveEngineError with one line, also where the policy could not
+    """Return the server's clients. Raises LiveEngineError with one line, also if the policy cannot
     serve one of them."""
     try:
         clients = read_clients(options.clients, options.slo_ttft_s, options.slo_tpot_s)
@@ -199,9 +199,9 @@ def _unsaid(spec: PolicySpec) -> list[str]:
 
 
 def served_ledger(options: ServingOptions, spec: PolicySpec) -> str:
-    """Name of the KV ledger: the one asked for, or else the policy's own. If that one lays KV
-    out as vLLM's pool cannot (`bidirectional` puts two requests into one block), it would have
-    half of the pool and gain nothing: then `paged`."""
+    """Return the name of the KV ledger: the given one, or else the policy's own. If that one has a
+    layout that vLLM's pool lacks (`bidirectional` puts two requests into one block), `paged`. The
+    other would have half of the pool and gain nothing."""
     asked = options.kv or spec.kv
     if asked is not None:
         return asked
@@ -220,10 +220,10 @@ def ledger_blocks(
     """KV blocks of the ledger, a `kind`, with so much host memory, and with cached prefixes or not.
 
     Policy vllm is vLLM's own, so its pool is the engine's to the block. Other policies take memory
-    in another order, so that vLLM's cache would not keep the prefixes that they count on, and some
-    ledgers lay KV out as vLLM does not (two requests in one block, layers on the host): the
-    engine's pool must then never bind, so they get the half of it, less a block a seat. All others
-    hold in the engine what they hold on paper, and get all of it."""
+    in another order, so vLLM's cache would not keep their prefixes. Some ledgers have a layout that
+    vLLM lacks (two requests in one block, layers on the host). In both cases the engine's pool must
+    never bind, so they get half of it, less a block a seat. All others get all of it.
+    """
     if spec.name == "vllm":
         if options.num_blocks not in (None, facts.num_blocks):
             raise SettingsError(
@@ -302,8 +302,8 @@ def _batched_tokens(options: ServingOptions, facts: EngineFacts) -> int:
 
 
 def _estimator(options: ServingOptions, spec: PolicySpec, facts: EngineFacts, asynchronous: bool):
-    """Fitted to the profile's steps as this engine makes them: the host's part of a step depends on
-    whether it plans ahead, and the sizes of CUDA graphs on its seats."""
+    """Return an estimator fitted to the profile's steps on this engine. The host's part of a step
+    depends on asynchronous planning, the sizes of CUDA graphs on the seats."""
     if not spec.uses_estimator:
         return None
     if options.profile is None:

@@ -68,7 +68,7 @@ class ServerProcess:
     """`vllm serve MODEL --host .. --port .. ARGUMENTS`, with its log in `folder`.
 
     name         of the model in requests
-    environment  variables beside those of this process
+    environment  variables besides those of this process
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ServerProcess:
             raise LiveEngineError(f"vllm serve does not answer {method}: {error}") from error
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """As an operator would; its children too where it does not end."""
+        """Stop the server as an operator would; its children too if it does not end."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             try:

@@ -26,8 +26,8 @@ _GAUGES = {
 
 
 class PolicyMetrics:
-    """A collector for prometheus_client: reads `path` (`ServingStats.write`) when it is asked.
-    Nothing where the file is not there yet, or is none of these."""
+    """A collector for prometheus_client: reads `path` (`ServingStats.write`) on demand. Empty if
+    the file is missing or of another kind."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -167,7 +167,8 @@ class PolicyScheduling(Steering):
         logger.error("request %s: %s", name, fault)
 
     def _tell_policy(self, now: float) -> None:
-        """Of those that arrived; one that waits for its grammar is told of when that is ready."""
+        """Submit the arrived requests; one that waits for its grammar follows when that is
+        ready."""
         if self._pause_state != PauseState.UNPAUSED:
             return
         promote = (

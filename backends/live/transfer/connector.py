@@ -1,10 +1,9 @@
 """Swapping KV between device and host inside a vLLM engine: a KV connector, driven by the engine's
 scheduler.
 
-vLLM makes one connector beside its scheduler and one in every worker, carries what the first wants
-done to the others with each step, and calls them before the forward pass. So this works with the
-engine core and the workers in this process or in others, and every copy is ordered with the step it
-belongs to. Choose it with
+vLLM makes one connector for its scheduler and one in every worker. It carries the first one's
+orders to the others with each step, and calls them before the forward pass. So engine core and
+workers may be in this process or in others, and every copy is ordered with its step. Choose it with
 
     KVTransferConfig(kv_connector="TwinserveConnector", kv_role="kv_producer",
                      kv_connector_module_path="twinserve.backends.live.transfer.connector",
@@ -204,8 +203,8 @@ class TwinserveConnector(Connector):
 
 
 class LedgerConnector(TwinserveConnector):
-    """Nothing is ever found on the host from vLLM's point of view: what is where is the ledger's
-    business, and a request whose KV is on the host has merely not been scheduled for a while."""
+    """For vLLM nothing is ever found on the host: the ledger knows the places. A request whose KV
+    is on the host has merely not been scheduled for a while."""
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

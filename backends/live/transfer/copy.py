@@ -160,7 +160,7 @@ class SlotCopier:
     """Carries out orders on one device.
 
     table          the KV tensors
-    host_tokens    rows of host memory; page-locked where the device is a GPU
+    host_tokens    rows of host memory; page-locked if the device is a GPU
     staging_bytes  device memory for copies under way, at least one slot a buffer
     lanes          (compute, out, back); by default those that suit the device
 

@@ -14,8 +14,8 @@ _BASE = 250  # digits that bfloat16 and float16 hold exactly
 
 
 def slot_elements(tensor: torch.Tensor, isa: str) -> torch.Tensor:
-    """int64[slots, content] for a layer's cache `tensor` [blocks, heads, slots, content]: where the
-    content of each slot lies within the block's last two axes, keys first, then values, both by
+    """int64[slots, content] for a layer's cache `tensor` [blocks, heads, slots, content]: the place
+    of each slot's content within the block's last two axes. Keys come first, then values, both by
     dimension.
 
     isa: the kernels' name for their layout (the attention layer has it). Raises ValueError for a

@@ -1,8 +1,8 @@
-"""The scheduler's side of swapping: what the host holds, and what the next step shall copy.
+"""The scheduler's side of swapping: the host's content, and the next step's copies.
 
-The scheduler owns host memory as rows, one a token slot: it decides which row holds what, so room
-is exact, and workers (one or many, in this process or another) only copy between device slots and
-host rows.
+The scheduler owns host memory as rows, one a token slot, and decides the content of each, so room
+is exact. Workers (one or many, in this process or another) only copy between device slots and host
+rows.
 
     device slot  block id * tokens a block + offset in the block: as in vLLM's slot mapping
     host row     index into every worker's host memory
@@ -184,9 +184,9 @@ class HostKv:
         """Let the request resume in this step with its KV from the host; returns the tokens held
         there.
 
-        It is an offer to the scheduler: it stands for this step, and if the request is not resumed
-        (no blocks, no budget) the copy stays, and `unfilled` names the request after the step.
-        Raises ValueError without a copy.
+        It is an offer to the scheduler for this step. If the request is not resumed (no blocks, no
+        budget), the copy stays, and `unfilled` names the request after the step. Raises ValueError
+        without a copy.
         """
         if request_id not in self._copies:
             raise ValueError(f"{request_id} has no copy on the host; nothing to swap in")

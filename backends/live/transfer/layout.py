@@ -184,7 +184,7 @@ def table_of(
     """`caches` as a table; layers that share one tensor count once.
 
     backends  attention backend class by layer
-    packing   (layer, tensor) -> Packed's `elements` where that layer's kernel interleaves tokens,
+    packing   (layer, tensor) -> Packed's `elements` if that layer's kernel interleaves tokens,
               else None
     """
     layers, seen = [], set()
