@@ -45,7 +45,7 @@ class Seen:
 def prompts_of(
     workload: Workload, block_tokens: int, seed: int, vocab: int = _VOCAB
 ) -> list[list[int]]:
-    """Token ids, alike where the workload's prefix blocks are."""
+    """Return token ids, equal in equal prefix blocks of the workload."""
     texts = PromptTexts(vocab, block_tokens, seed)
     return [
         texts.tokens(workload.ids[row], int(n), content_ids(workload, row, block_tokens))

@@ -50,9 +50,9 @@ def end_with_parent(sign: signal.Signals) -> None:
 
 
 def put_ahead(process: int) -> bool:
-    """Let a process, and those that it started, go before the ordinary programs of the host, with
-    all their threads: what it does then takes as long as on a machine that does nothing else. False
-    where the host does not allow it (Linux, root or CAP_SYS_NICE)."""
+    """Run a process and its children, with all their threads, before the ordinary programs of the
+    host, as on an idle machine. Returns False if the host forbids that (it takes Linux, and root or
+    CAP_SYS_NICE)."""
     try:
         for thread in os.listdir(f"/proc/{process}/task"):
             os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
