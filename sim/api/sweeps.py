@@ -71,9 +71,7 @@ class Sweep:
 
     def __str__(self) -> str:
         def show(console: Console) -> None:
-            output.print_seed_table(self.table, self.axes, console=console)
-            output.print_copies(self.table, console)
-            output.print_notices(self.runs, console)
+            output.print_all(self.runs, self.table, self.axes, console=console)
 
         return printed(show, width=_WIDTH)
 

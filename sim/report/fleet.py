@@ -22,7 +22,9 @@ from twinserve.sim.report.table import (
 )
 from twinserve.sim.results.files import RunResult
 
-_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+Columns = Mapping[str, tuple[str, Callable[[float], str]]]  # title -> key, how it is shown
+
+_COLUMNS: Columns = {
     "replicas": ("replicas", count),
     "completed": ("completed", count),
     "TTFT mean, ms": ("mean_ttft_ms", number),
@@ -31,37 +33,8 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "hits": ("prefix_hit_rate", percent),
     "busy": ("busy", percent),
 }
-
-
-def print_pools(results: Mapping[str, RunResult], console: Console | None = None) -> None:
-    """A line for each pool of each run; nothing if there are none."""
-    console = console or Console()
-    for label, result in results.items():
-        pools = result.summary.get("pools")
-        if not pools:
-            continue
-        table = Table(title=f"Pools, {label}", title_justify="left", box=box.SIMPLE, pad_edge=False)
-        table.add_column("")
-        for title in _COLUMNS:
-            table.add_column(title, justify="right")
-        for name, pool in pools.items():
-            cells = [
-                NONE if pool[key] is None else show(pool[key]) for key, show in _COLUMNS.values()
-            ]
-            table.add_row(Text(name), *cells)
-        console.print(table)
-        if parts := result.summary.get("ttft_parts"):
-            console.print(_parts(label, parts))
-
-
-def render_pools(results: Mapping[str, RunResult], width: int = 80) -> str:
-    """What `print_pools` prints, as plain text of `width` columns; empty if there is nothing."""
-    sink = io.StringIO()
-    print_pools(results, text_console(sink, width=width))
-    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()).strip("\n")
-
-
-_BESIDE = {
+_PARTS: Columns = {f"{q}, ms": (f"{q}_ms", number) for q in ("mean", "p50", "p99")}
+_BESIDE: Columns = {
     "completed": ("completed", count),
     "failed": ("failed", count),
     "RT attained": ("rt_attainment", percent),
@@ -72,37 +45,46 @@ _BESIDE = {
 }
 
 
-def print_beside(results: Mapping[str, RunResult], console: Console | None = None) -> None:
-    """What each run would have kept without its failures, and with one more replica; nothing if
-    that was not run."""
+def print_pools(results: Mapping[str, RunResult], console: Console | None = None) -> None:
+    """Print a line for each pool of each run, and the parts of its TTFT, whose means add up."""
     console = console or Console()
     for label, result in results.items():
-        beside = result.summary.get("failures", {}).get("beside")
-        if not beside:
-            continue
-        title = f"What failures cost, {label}"
-        table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
-        table.add_column("")
-        shown = {t: of for t, of in _BESIDE.items() if any(of[0] in run for run in beside.values())}
-        for name in shown:
-            table.add_column(name, justify="right")
-        for name, run in beside.items():
-            values = [(run.get(key), show) for key, show in shown.values()]
-            cells = [NONE if value is None else show(value) for value, show in values]
-            table.add_row(Text(name.replace("_", " ")), *cells)
-        console.print(table)
+        pools, parts = (result.summary.get(name) for name in ("pools", "ttft_parts"))
+        if pools:
+            console.print(_titled(f"Pools, {label}", _COLUMNS, pools))
+        if pools and parts:
+            spoken = {name.replace("_", " "): part for name, part in parts.items()}
+            console.print(_titled(f"TTFT by parts, {label}", _PARTS, spoken))
 
 
-def _parts(label: str, parts: Mapping[str, Mapping[str, float | None]]) -> Table:
-    """What a time to first token consists of: the means add up to the mean."""
-    title = f"TTFT by parts, {label}"
+def render_pools(results: Mapping[str, RunResult], width: int = 80) -> str:
+    """Return what `print_pools` prints, as plain text of `width` columns."""
+    sink = io.StringIO()
+    print_pools(results, text_console(sink, width=width))
+    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()).strip("\n")
+
+
+def print_beside(results: Mapping[str, RunResult], console: Console | None = None) -> None:
+    """Print what each run would have kept without its failures, and with one more replica, if
+    that was run."""
+    console = console or Console()
+    for label, result in results.items():
+        if beside := result.summary.get("failures", {}).get("beside"):
+            spoken = {name.replace("_", " "): run for name, run in beside.items()}
+            known = {key for run in beside.values() for key in run}
+            columns = {title: of for title, of in _BESIDE.items() if of[0] in known}
+            console.print(_titled(f"What failures cost, {label}", columns, spoken))
+
+
+def _titled(title: str, columns: Columns, rows: Mapping[str, Mapping]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
     table.add_column("")
-    for name in ("mean, ms", "p50, ms", "p99, ms"):
+    for name in columns:
         table.add_column(name, justify="right")
-    for name, part in parts.items():
-        cells = [NONE if value is None else number(value) for value in part.values()]
-        table.add_row(Text(name.replace("_", " ")), *cells)
+    for name, row in rows.items():
+        values = [(row.get(key), show) for key, show in columns.values()]
+        cells = [NONE if value is None else show(value) for value, show in values]
+        table.add_row(Text(name), *cells)
     return table
 
 

@@ -13,8 +13,10 @@ The same results give the same bytes under the same versions of pyarrow and matp
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -159,12 +161,6 @@ def _copied(runs: pd.DataFrame) -> bool:
     return bool(runs[REQUESTS].notna().all() and runs[REQUESTS].nunique() == 1)
 
 
-def print_copies(table: pd.DataFrame, console=None) -> None:
-    """Note that intervals are omitted if seeds give the same requests."""
-    if COPIES in table and table[COPIES].any():
-        (console or Console(soft_wrap=True)).print(f"note: {COPIED}", highlight=False)
-
-
 def _counted(verdicts: pd.Series) -> str | None:
     """Return `saturated` if all seeds agree, else `saturated 2, unclear 1`; None: no verdict."""
     counts = verdicts.dropna().value_counts(sort=False)
@@ -249,52 +245,63 @@ def print_all(
     frame: pd.DataFrame,
     table: pd.DataFrame,
     axes: Sequence[str],
-    names: Sequence[str],
-    compared: pd.DataFrame,
-    objectives: Sequence[str],
+    names: Sequence[str] = (),
+    compared: pd.DataFrame | None = None,
+    objectives: Sequence[str] = (),
+    console: Console | None = None,
 ) -> None:
-    """Print the table with its notes, and differences to the baseline."""
-    if objectives:
-        print(f"objectives: {', '.join(objectives)}")
-    print_seed_table(table, axes, names)
-    print_copies(table)
-    print_notices(frame)
-    print_differences(compared, axes)
-
-
-def print_notices(frame: pd.DataFrame, console=None) -> None:
-    """Print the runs' notices on requests, with a count if not all runs have them."""
-    console = console or Console(soft_wrap=True)
-    said = frame[NOTICES].fillna("") if NOTICES in frame else pd.Series(dtype=str)
-    counts: dict[str, int] = {}
-    for text in said:
-        for notice in filter(None, text.split("\n")):
-            counts[notice] = counts.get(notice, 0) + 1
-    for number, (notice, count) in enumerate(counts.items()):
-        if number == _MOST_NOTICES:
-            console.print(f"note: {len(counts) - number} further notices stand in runs.parquet")
-            break
-        some = f" ({count} of {len(frame)} runs)" if count < len(frame) else ""
-        console.print(f"note{some}: {notice}", highlight=False)
-
-
-def print_seed_table(
-    table: pd.DataFrame, axes: Sequence[str], values: Sequence[str] = (), console=None
-) -> None:
-    """Print mean ± half width of the main numbers and of `values`, a line for each combination."""
+    """Print the table of the main numbers and of `names`, its notes, and differences."""
     console = console or Console()
     if not console.is_terminal:
         console.width = max(console.width, _WIDEST)
+    said = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    if objectives:
+        said(f"objectives: {', '.join(objectives)}")
+    console.print(_seed_table(table, axes, names))
+    if any(name.endswith(LOW) for name in table):
+        said(_BARS)
+    for note in _notes(frame, table):
+        said(f"note{note}")
+    if compared is None or not len(compared):
+        return
+    pairs = f"{compared['runs'].iloc[0]} pairs of runs with the same requests"
+    said(f"differences to {compared['baseline'].iloc[0]}, {pairs}:")
+    console.print(_differences(compared, axes))
+    untested = {"one run", "requests are the same"} & set(compared["verdict"])
+    for reason in sorted(untested):
+        said(f"note: differences are not tested: {reason}")
+    if not untested:
+        said("* significant: its 95 % interval leaves out 0")
+
+
+def _notes(frame: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
+    """Yield that copies have no interval, and the runs' notices on requests, with a count if not
+    all runs have them."""
+    if COPIES in table and table[COPIES].any():
+        yield f": {COPIED}"
+    said = frame[NOTICES].fillna("") if NOTICES in frame else ()
+    counts = Counter(notice for text in said for notice in filter(None, text.split("\n")))
+    for notice, count in [*counts.items()][:_MOST_NOTICES]:
+        yield (f" ({count} of {len(frame)} runs)" if count < len(frame) else "") + f": {notice}"
+    if (more := len(counts) - _MOST_NOTICES) > 0:
+        yield f": {more} further notices stand in runs.parquet"
+
+
+def _empty(table: pd.DataFrame, axes: Sequence[str], heads: Iterable[str]) -> tuple[list, Table]:
+    """Return the axes that vary, or all, and a table with a column for each and for each head."""
+    axes = [name for name in axes if table[name].nunique(dropna=False) > 1] or list(axes)
+    shown = Table(*axes, box=None, pad_edge=False)
+    for head in heads:
+        shown.add_column(head, justify="right")
+    return axes, shown
+
+
+def _seed_table(table: pd.DataFrame, axes: Sequence[str], values: Sequence[str]) -> Table:
     known = {name: head for name, head in COLUMNS.items() if name in table}
     known |= {name: name for name in values if name in table and name not in known}
-    axes = [name for name in axes if table[name].nunique(dropna=False) > 1] or axes
-    printed = Table(box=None, pad_edge=False)
-    for name in axes:
-        printed.add_column(name)
-    for head in known.values():
-        printed.add_column(head, justify="right")
+    axes, shown = _empty(table, axes, known.values())
     if VERDICT in table:
-        printed.add_column("queue")
+        shown.add_column("queue")
     for row in table.to_dict("records"):
         cells = [text_of(row[name]) if pd.notna(row[name]) else "" for name in axes]
         for name in known:
@@ -304,41 +311,21 @@ def print_seed_table(
             )
         if VERDICT in table:
             cells.append(queues(row[VERDICT]) if pd.notna(row[VERDICT]) else "-")
-        printed.add_row(*cells)
-    console.print(printed)
-    if any(name.endswith(LOW) for name in table):
-        console.print(_BARS, highlight=False, markup=False)
+        shown.add_row(*cells)
+    return shown
 
 
-def print_differences(found: pd.DataFrame, axes: Sequence[str], console=None) -> None:
-    """Print the main numbers' differences, a line for each combination but the baseline."""
-    if not len(found):
-        return
-    console = console or Console()
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDEST)
-    axes = [name for name in axes if found[name].nunique(dropna=False) > 1] or list(axes)
+def _differences(found: pd.DataFrame, axes: Sequence[str]) -> Table:
     numbers = list(dict.fromkeys(found["number"]))
-    printed = Table(box=None, pad_edge=False)
-    for name in axes:
-        printed.add_column(name)
-    for name in numbers:
-        printed.add_column(COLUMNS.get(name, name), justify="right")
+    axes, shown = _empty(found, axes, [COLUMNS.get(name, name) for name in numbers])
     for keys, rows in found.groupby(axes, sort=False, dropna=False):
         cells = {
             row["number"]: f"{with_digits(row['difference'], row['ci'])}"
             + (" *" if row["verdict"] == "significant" else "  ")
             for row in rows.to_dict("records")
         }
-        printed.add_row(*map(text_of, keys), *(cells.get(name, "-") for name in numbers))
-    pairs = f"{found['runs'].iloc[0]} pairs of runs with the same requests"
-    console.print(f"differences to {found['baseline'].iloc[0]}, {pairs}:", highlight=False)
-    console.print(printed)
-    untested = {"one run", "requests are the same"} & set(found["verdict"])
-    for reason in sorted(untested):
-        console.print(f"note: differences are not tested: {reason}", highlight=False)
-    if not untested:
-        console.print("* significant: its 95 % interval leaves out 0", highlight=False)
+        shown.add_row(*map(text_of, keys), *(cells.get(name, "-") for name in numbers))
+    return shown
 
 
 def _bar(row: Mapping[str, Any], name: str) -> str:
