@@ -84,13 +84,7 @@ def _print(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
+    from twinserve.sim.report.table import print_rows
 
     cells = [shown(row) for row in rows]
-    table = Table(box=None, pad_edge=False, header_style="")
-    for i, column in enumerate(cells[0]):
-        table.add_column(column, overflow="fold", no_wrap=i == 0)
-    for row in cells:
-        table.add_row(*row.values())
-    Console(highlight=False).print(table)
+    print_rows([*cells[0]], (row.values() for row in cells), whole=next(iter(cells[0])))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from twinserve.errors import TwinserveError, worded
-from twinserve.formats import DEEPEST
+from twinserve.formats import DEEPEST, shipped_rows
 from twinserve.sim.cli.entry import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -71,89 +71,10 @@ BAD_INPUT, TERMINATED = 2, 143
 TRACEBACK = "--traceback"
 QUIET = ("-q", "--quiet")
 _UNWRITTEN = "interrupted: results of unfinished runs were not written"
-_CLI = "twinserve.sim.cli"
-# verb -> where it is, and its line in the list of verbs: how its own help begins
+# verb -> module and function, and its line in the list of verbs
 VERBS = {
-    "simulate": (
-        f"{_CLI}.simulate:simulate",
-        "Simulate scheduling and KV-cache policies on a trace; several --policy give one "
-        "side-by-side table.",
-    ),
-    "sweep": (
-        f"{_CLI}.sweep:sweep",
-        "Run simulate over combinations of its settings: files and grids are crossed.",
-    ),
-    "study": (
-        "twinserve.experiments.study.command:study",
-        "Run a study: its grid of runs, its tables, plots and claims.",
-    ),
-    "plan": (
-        f"{_CLI}.plan:plan",
-        "Find the cheapest GPUs that meet objectives at the peak of a recorded trace, ranked, "
-        "with start commands.",
-    ),
-    "limit": (
-        f"{_CLI}.limit:limit",
-        "Find the largest request rate, or number of clients, at which a server meets its "
-        "objectives.",
-    ),
-    "trace": (
-        f"{_CLI}.trace:trace_app",
-        "Request traces: list, fetch, inspect, convert, anonymise, make.",
-    ),
-    "profiles": (f"{_CLI}.profiles:profiles_app", "Hardware and model profiles."),
-    "models": (
-        f"{_CLI}.catalogue:models",
-        "List the models known by name: sizes, sources, accuracy.",
-    ),
-    "gpus": (f"{_CLI}.catalogue:gpus", "List the GPUs known by name: rates, sources, accuracy."),
-    "policies": (
-        f"{_CLI}.catalogue:policies",
-        "List the policies known by name: sources, accuracy.",
-    ),
-    "report": (
-        f"{_CLI}.report:report",
-        "Write one self-contained HTML page about runs, sweeps, plans, comparisons and "
-        "validations.",
-    ),
-    "replay": (
-        f"{_CLI}.live:replay",
-        "Execute a simulated run on a live vLLM engine in this process.",
-    ),
-    "emulate": (
-        f"{_CLI}.emulate:emulate",
-        "Start a real vLLM server on an emulated GPU, with the step times of a profile.",
-    ),
-    "route": (
-        f"{_CLI}.route:route",
-        "Send requests of OpenAI's API to vLLM servers as a simulated router would.",
-    ),
-    "reroute": (
-        f"{_CLI}.reroute:reroute",
-        "Repeat a live router's decisions with the views and the router of a simulated fleet.",
-    ),
-    "calibrate": (
-        f"{_CLI}.calibrate:calibrate",
-        "Measure the step times of a vLLM engine on this machine, or fit recorded steps or "
-        "client measurements, and write a profile.",
-    ),
-    "compare": (
-        f"{_CLI}.compare:compare",
-        "Compare simulated runs with measured ones, metric by metric.",
-    ),
-    "check": (
-        f"{_CLI}.check:check",
-        "Predict a measured server at another rate, with a verdict on the prediction.",
-    ),
-    "validate": (
-        f"{_CLI}.validate:validate",
-        "Run one workload simulated and live, policy by policy, and compare.",
-    ),
-    "completion": (
-        f"{_CLI}.completion:completion",
-        "Print a shell script that completes twinserve and simulate: commands, options, "
-        "choices, files.",
-    ),
+    row["verb"]: (f"twinserve.{row['where']}", row["line"])
+    for row in shipped_rows(__package__, "verbs.csv")
 }
 
 

@@ -185,35 +185,17 @@ def fit(
 
 
 def _show_fits(found, works, seconds) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from twinserve.sim.report.table import print_rows
 
-    table = Table(box=None, pad_edge=False, header_style="")
-    for column, side in (
-        ("form", "left"),
-        ("error", "right"),
-        ("left out", "right"),
-        ("largest", "right"),
-        ("coefficients", "left"),
-    ):
-        table.add_column(column, justify=side, overflow="fold")
+    times = f"{seconds.min() * 1e3:.1f} to {seconds.max() * 1e3:.1f} ms"
+    print(f"{len(works)} steps, {times}; seconds a unit")
+    rows = []
     for one in found:
-        shown = ", ".join(
-            f"{n} {c:.3g}" for n, c in zip(one.names, one.coefficients, strict=True) if c
-        )
-        table.add_row(
-            one.form,
-            f"{one.error:.1%}",
-            f"{one.cross_error:.1%}",
-            f"{one.largest_error:.0%}",
-            shown,
-        )
-    console = Console(highlight=False)
-    console.print(
-        f"{len(works)} steps, {seconds.min() * 1e3:.1f} to {seconds.max() * 1e3:.1f} ms; seconds "
-        "a unit"
-    )
-    console.print(table)
+        terms = zip(one.names, one.coefficients, strict=True)
+        errors = [f"{one.error:.1%}", f"{one.cross_error:.1%}", f"{one.largest_error:.0%}"]
+        rows.append([one.form, *errors, ", ".join(f"{n} {c:.3g}" for n, c in terms if c)])
+    numbers = ["error", "left out", "largest"]
+    print_rows(["form", *numbers, "coefficients"], rows, right=numbers)
 
 
 def check_target(path: Path, overwrite: bool = False, suffix: str = ".json") -> None:

@@ -20,21 +20,16 @@ _Flag = Annotated[bool, Parameter(negative="")]
 @trace_app.command(name="list")
 def list_() -> None:
     """List the traces known by name, and the source of each."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from twinserve.sim.report.table import print_rows
     from twinserve.traces import verbs
 
-    table = Table(box=None, pad_edge=False, header_style="")
-    for column in ("name", "requests", "from", "what"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for entry in verbs.list_traces():
         where = "local copy" if entry["where"].endswith((".jsonl", ".csv")) else entry["where"]
         names = " = ".join([entry["name"], *entry["aliases"]])
-        table.add_row(
-            names, f"{entry['rows']:,}" if entry["rows"] else "", where, entry["description"]
-        )
-    Console(highlight=False).print(table)
+        count = f"{entry['rows']:,}" if entry["rows"] else ""
+        rows.append([names, count, where, entry["description"]])
+    print_rows(["name", "requests", "from", "what"], rows)
 
 
 @trace_app.command

@@ -283,6 +283,19 @@ def warmup_line(warmup: Mapping) -> str:
     )
 
 
+def print_rows(
+    head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), whole: str = ""
+) -> None:
+    """Print a table without lines. right: columns of numbers. whole: a column that never wraps."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in head:
+        side = "right" if name in right else "left"
+        table.add_column(name, justify=side, overflow="fold", no_wrap=name == whole)
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
 def print_lines(title: str, lines: Iterable[tuple[str, str]]) -> None:
     """A titled list of names and values."""
     table = Table(
