@@ -181,10 +181,10 @@ def plan(
 
 def _pictures(document: dict, folder: Path) -> list[tuple[Path, bytes]]:
     """Of what plan.json says: cost against slack, where some row is enough."""
-    from twinserve.sim.report.plan_part import plan_charts
+    from twinserve.sim.report.plan_part import page_charts
     from twinserve.sim.report.static import picture
 
-    charts = {chart.key: chart for chart in plan_charts(document)}
+    charts = {chart.key: chart for chart in page_charts(document)}
     return [(folder / "pareto.png", picture(charts[k])) for k in charts if k == "plan-front"]
 
 

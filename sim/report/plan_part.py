@@ -51,7 +51,7 @@ def plan_part(found: Found) -> Part:
     said = [*document.get("warnings", ()), *document.get("notices", ())]
     blocks: list[Block] = [*verdict([*(decision["lines"] or nothing), *asked])]
     blocks += map(note, said)
-    blocks += [_table(rows), *_load(document), *(c for c in plan_charts(document) if c.curves)]
+    blocks += [_table(rows), *_load(document), *(c for c in page_charts(document) if c.curves)]
     blocks += [paragraph(one["line"]) for one in document.get("savings", ())]
     blocks += _around(rows)
     never = [f"{_name(row, rows)}: {row['reason']}" for row in rows if row["status"] == "never"]
@@ -173,12 +173,18 @@ def _or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
+def page_charts(document: Mapping) -> Iterator[Chart]:
+    """Yield the charts of several rows: one point says nothing that the table does not."""
+    if len(_enough(document["rows"])) > 1:
+        yield from plan_charts(document)
+
+
 def plan_charts(document: Mapping) -> Iterator[Chart]:
     """Cost against the least slack of the rows that are enough, with its front; what each keeps;
     memory as predicted and as held."""
     rows = _enough(document["rows"])
     every = document["rows"]
-    if len(rows) < 2:  # a point says nothing that the table does not
+    if not rows:
         return
     priced = document["ranked_by"] == "usd"
     cost = [row["usd_per_hour"] if priced else row["gpus"] for row in rows]
