@@ -161,22 +161,22 @@ class Traits:
 class Policy(ABC, Generic[PolicyOptions]):
     """Decides what each step computes, and nothing else.
 
-    The engine calls, in this order at a step boundary: `on_finish` for each row that ended,
-    `on_outcome`, `on_arrival` for each new row (`on_application` before the first row of one),
-    `on_withdraw` for each row that was withdrawn, then `plan`.
+    The engine calls, in this order at a step boundary: `on_finish` for each row that ended;
+    `on_outcome`; `on_arrival` for each new row; `on_withdraw` for each withdrawn row, then `plan`.
+    `on_application` comes before the first row of an application.
 
     A policy is built from its options, the engine's limits and an estimator of step times. The
     estimator is the policy's own knowledge, not the simulator's truth. The policy allocates memory
     through the ledger while it plans, and puts everything else into the plan. The same state and
     view must give the same plan.
 
-    With asynchronous scheduling the next step is planned when a step begins; RequestTable says
-    what it shows then. The engine knows where a request ends, so a row whose last token is being
-    computed needs no further step. `on_finish` comes for it right before that plan, and its memory
-    returns with the step's outcome. A policy with `keeps_ending`, as vLLM's, hears of the end with
-    the outcome. Until then the row has nothing to compute, holds its place and may be preempted,
-    so `on_finish` may come for a row that waits. `on_outcome` comes one plan later than in
-    synchronous scheduling.
+    With asynchronous scheduling the next step is planned when a step begins; RequestTable says what
+    it shows then. The engine knows when a request ends, so a row whose last token is being computed
+    needs no further step. `on_finish` comes for it right before that plan, and its memory returns
+    with the step's outcome. A policy with `keeps_ending`, as vLLM's, hears of the end with the
+    outcome. Until then the row has nothing to compute, holds its place and may be preempted, so
+    `on_finish` may come for a row that waits. `on_outcome` comes one plan later than in synchronous
+    scheduling.
     """
 
     name: str

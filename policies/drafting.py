@@ -21,8 +21,8 @@ _HEADS = ("eagle", "mtp")  # drafters that read the target's hidden states
 class Drafting:
     """Drafts that a row has after each step in which it got a token.
 
-    tokens      most drafts of a row; a step verifies them beside the row's next token
-    lookahead   KV slots beyond the tokens of a step: where the drafter writes its own
+    tokens      most drafts of a row; a step verifies them with the row's next token
+    lookahead   KV slots beyond the tokens of a step, for the drafter's own
     slots       of the token budget that each row of a step takes besides
     drops_hit   the drafter needs the target's hidden states before the first new token, so the last
                 block of a prefix hit is computed again (EAGLE, MTP)
@@ -50,8 +50,8 @@ class Drafting:
 
     @property
     def pads(self) -> bool:
-        """Whether a row that is admitted with one token to compute gets drafts that cannot be
-        right, so that all decodes of a step have the same length (CUDA graphs)."""
+        """Return whether a row admitted with one token to compute gets drafts that cannot be right.
+        All decodes of a step then have the same length (CUDA graphs)."""
         return self.by_batch is None
 
 

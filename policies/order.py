@@ -37,7 +37,7 @@ class ApplicationOrder(ABC):
 
     @abstractmethod
     def ended(self, output_tokens: int, kind: str | None) -> None:
-        """A request completed; kind: of its application, where that has a stamp."""
+        """A request completed; kind: of its application, if that has a stamp."""
 
     @abstractmethod
     def leaves(self, stamp: float) -> None:

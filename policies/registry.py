@@ -2,8 +2,8 @@
 
 Other packages add policies through the entry point group `twinserve.policies` and ledgers through
 `twinserve.kv`; an entry point names a class. The names below cannot be taken. A policy without a
-package is named by its file, `FILE.py:Class`. Such a file stands alone: nothing beside it can be
-imported, so its content is all there is to know of it.
+package is named by its file, `FILE.py:Class`. Such a file stands alone: its neighbours cannot be
+imported, so its content identifies it.
 """
 
 from __future__ import annotations
@@ -91,10 +91,9 @@ def ledger_class(name: str) -> type[KvLedger]:
 
 
 def policy_for(asked: Asked, policy: type[Policy]) -> type[Policy] | None:
-    """Return the class that decides for `policy` on an engine of a kind: "drafts" (it speculates),
-    "remote" (others compute its prompts: `RequestTable.remote_tokens`, `StepPlan.fetched`) or
-    "tier" (it offloads KV blocks to the host: policies/kv/offload). None: the policy does not run
-    there."""
+    """Return the class that decides for `policy` on an engine of a kind. "drafts": it speculates;
+    "remote": others compute its prompts (`RequestTable.remote_tokens`, `StepPlan.fetched`); "tier":
+    it offloads KV blocks to the host (policies/kv/offload). None: the policy does not run there."""
     where = _FOR_ENGINES[asked].get(policy.name)
     if where is not None and policy_class(policy.name) is policy:
         return _found(where)
@@ -114,12 +113,12 @@ class PolicySpec:
 
     name     a registered one, or FILE.py:Class
     options  those given, as the policy's own types
-    kv       KV ledger, where the text names one; None: the policy's default
+    kv       KV ledger, if the text names one; None: the policy's default
     label    the text, for a policy from a file with its class's name: tells runs of one policy with
-             different options apart; `name` where there is no text
+             different options apart; `name` without a text
     own      a class without a registered name, as from a notebook or a file; None: the one that
              `name` stands for
-    text     as it was given; `label` where there is none
+    text     as it was given; `label` without one
     """
 
     name: str

@@ -1,11 +1,6 @@
 """The requests of one engine: a table of columns, shared by engine, ledger and policy. A row
 appears when its request is submitted, so no policy can read a request before that. No column holds
-the true output length, because a live engine does not know it. Only the engine writes the table.
-
-A row appears when its request is submitted, so nothing can read a request before it exists, and
-there is no column for the true output length: a live engine has none. Only the engine writes the
-table.
-"""
+the true output length, because a live engine does not know it. Only the engine writes the table."""
 
 from __future__ import annotations
 

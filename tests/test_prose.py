@@ -1,5 +1,5 @@
-"""Pages keep the rules of docs/prose, which Vale reads too. Docstrings of CLEAN keep them as well;
-comments and messages keep those on words that hide the actor."""
+"""Pages and docstrings keep the rules of docs/prose, which Vale reads too. Comments and messages
+keep those on words that hide the actor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ def rule(name: str) -> dict:
 WORDS, LENGTH = rule("Words.yml"), rule("Length.yml")
 ROOMS = ("policies", "sim", "backends", "profiles", "traces", "native", "src/twinserve")
 ACTORS = re.compile(r"\b(?:whoever|whom|nobody|everybody|somebody|anybody|is no more)\b")
-CLEAN = ("backends", "native", "profiles", "sim", "traces")
 WHERE = re.compile(r"\bwhere (?:that|it|there|they|an?|the|no|any|one|not)\b[^.]*")
 ARGUMENT = re.compile(r"^(\w\S*(?:, \w+)*)  +|^\$ .*|; |\. (?=\w+(?:, \w+)*: )", re.M)
 BANNED = re.compile(rf"\b(?:{'|'.join(WORDS['tokens'])})\b", re.I)
@@ -72,7 +71,7 @@ def docstrings(source: str) -> Iterator[str]:
 def test_docstrings_keep_the_rules():
     found = [
         f"{file.name}: {fault}"
-        for room in CLEAN
+        for room in ROOMS
         for file in (ROOT / room).glob("**/*.py")
         for text in docstrings(file.read_text())
         for fault in faults(ARGUMENT.sub(".\n\n", text)) + WHERE.findall(" ".join(text.split()))

@@ -5,18 +5,17 @@ Model Serving" (2024), as Echo cites it for its preemption. Online requests are 
 real-time, offline ones those of class best-effort.
 
 - *Order.* Online requests first: decodes, prompts that have begun, new ones, each by arrival; then
-  offline ones in the same way. Prompts are split where the token budget ends.
+  offline ones in the same way. Prompts are split at the token budget.
 - *Preemption.* An online request without memory takes that of offline ones, the last to arrive
-  first. Only where one that runs finds none there, an online one behind it gives way. Offline
-  requests begin and come back into free memory; where one that runs finds none, the last of them
-  gives way.
-- *Checkpoints.* As soon as `checkpoint_blocks` full blocks of offline requests on the device have
-  no copy on the host, so many are copied beside the step; first of those that would be preempted
-  first. Preempting a request moves only what has no copy.
-- *Swap-in.* A request comes back beside the steps and runs when its KV has landed; offline ones
+  first. Only if a running one finds none there, an online one behind it gives way. Offline requests
+  begin and come back into free memory; if a running one finds none, the last of them gives way.
+- *Checkpoints.* If `checkpoint_blocks` full blocks of offline requests have no copy on the host, so
+  many are copied during the step, from the first to be preempted on. Preempting a request moves
+  only what has no copy.
+- *Swap-in.* A request comes back during the steps and runs when its KV has landed; offline ones
   when no online request waits.
 
-docs/policies.md says what was settled where the paper is open, and what is left out.
+docs/policies.md has our choices for the paper's open points, and what is left out.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 swapping.
 
 Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models" (arXiv 2305.05920;
-NSDI 2026 as FastServe), Sec. 4.1 to 4.3; where it is silent the authors' `fastserve/scheduler.py`.
+NSDI 2026 as FastServe), Sec. 4.1 to 4.3; on other points the authors' `fastserve/scheduler.py`.
 
 - *Skip-join.* A request enters the first queue whose quantum covers its first iteration, which its
   prompt's length foretells, and so skips those that it would only be demoted from. Quanta double
@@ -12,13 +12,12 @@ NSDI 2026 as FastServe), Sec. 4.1 to 4.3; where it is silent the authors' `fasts
 - *Batch.* By queue, then by when a request entered it; prefills and decodes together, prompts
   whole; at most max_num_seqs requests and max_num_batched_tokens tokens (a longer prompt runs
   alone).
-- *Swapping.* A row left out keeps its KV while there is room; for a more urgent one it goes to
-  the host, from the end of the order. *Proactively*, `min_free_blocks` blocks are kept free for
-  those to come: beside the step, requests that are left out go to the host, the largest ENST
-  (estimated next scheduled time) first; with more than twice as much free, they come back, the
-  smallest first.
+- *Swapping.* A row left out keeps its KV while there is room; for a more urgent one it goes to the
+  host, from the end of the order. *Proactively*, `min_free_blocks` blocks are kept free. During the
+  step, requests that are left out go to the host, the largest ENST (estimated next scheduled time)
+  first; with more than twice as much free, they come back, the smallest first.
 
-docs/policies.md says what was settled where the paper is open.
+docs/policies.md has our choices for the paper's open points.
 """
 
 from __future__ import annotations
@@ -51,10 +50,9 @@ class MlfqOptions(Options):
     skip_join        off: every request joins the first queue (a plain MLFQ)
     preemption_mode  what happens to the KV of a request that gives way; with the host full it is
                      recomputed
-    proactive        swap before memory is short, beside the steps
+    proactive        swap before memory is short, during the steps
     min_free_blocks  blocks kept free by that; None: max_num_seqs, a block for each request of a
-                     batch
-    """
+                     batch"""
 
     # far below a step, counting the quanta that one used up takes for ever
     quantum: float = Field(0.01, ge=1e-6)
@@ -186,9 +184,8 @@ class MlfqPolicy(Policy[MlfqOptions]):
         view: SystemView,
         ledger: KvLedger,
     ) -> dict[int, Hold]:
-        """After all grants of the step, and beside it: what is given up here is used by the next
-        plan at the earliest. Returns which rows wait for the transfers of the rows that are
-        swapped."""
+        """Swap after all grants of the step, and during it: memory freed here serves the next plan
+        at the earliest. Returns which rows wait for the transfers of the rows that are swapped."""
         requests, swapped = view.requests, {}
         if len(paused) and ledger.free_blocks < self.reserve:
             for row in self._by_next_scheduled(paused, view)[::-1].tolist():
@@ -224,9 +221,9 @@ class MlfqPolicy(Policy[MlfqOptions]):
         view: SystemView,
         ledger: KvLedger,
     ) -> None:
-        """The same batch again until the order changes, if it is the first of the order and it has
-        all the seats, or no other row holds memory (a row that has none now finds none later), or
-        the next in order has too long a prompt to run beside it."""
+        """The batch stands until the order changes if it is the first of the order, and one of
+        three holds. It has all the seats; no other row holds memory (a row that has none now finds
+        none later); or the next in order has too long a prompt to join."""
         n = len(plan.rows)
         if not np.array_equal(plan.rows, order[:n]):
             return

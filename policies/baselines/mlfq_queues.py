@@ -1,10 +1,9 @@
 """The queues of a skip-join multi-level feedback queue: which row is in which, since when, and how
 much of its quantum is left.
 
-All of it is a function of time and of when rows came into the batch and left it, so that nothing
-needs to be looked at while the same batch runs. What a plan asks takes time in proportion to the
-rows whose place has changed since the last one, not to all that wait, but for copies of arrays.
-Seconds on the engine's clock.
+All of it follows from time and from when rows entered and left the batch. So nothing needs an
+update while the same batch runs. Except for copies of arrays, a plan takes time in proportion to
+the rows whose place has changed, not to all that wait. Seconds on the engine's clock.
 """
 
 from __future__ import annotations
@@ -118,9 +117,9 @@ class FeedbackQueues:
         return float(min(demotion, promotion))
 
     def next_scheduled(self, some: np.ndarray, seats: int, now: float) -> np.ndarray:
-        """float64: in how many seconds each of `some` will be scheduled, estimated (ENST): when it
-        is promoted, or when all in higher queues have used up the quanta down to its own, `seats`
-        at a time."""
+        """Return float64: estimated seconds until each of `some` is scheduled (ENST). A row is
+        scheduled when promoted, or when all in higher queues have used up the quanta down to its
+        own, `seats` at a time."""
         self._put_in_place()
         before = np.concatenate([[0.0], self.quanta.cumsum()[:-1]])  # quanta of all higher queues
         number = np.array([len(rows) for rows in self._queues])

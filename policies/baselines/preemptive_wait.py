@@ -8,11 +8,11 @@ more about it. We chose:
   max_num_batched_tokens tokens. The first request that exceeds the tokens ends the batch (it comes
   earlier in the next one); a prompt longer than the budget runs alone.
 - *Ties.* By arrival. All of the last batch have waited for the same time, none.
-- *What gives way when memory is short.* The request that has waited least, also to one that is new:
-  preemption of the iteration alone would leave newcomers waiting behind the memory of others, as
-  first come, first served does. Under memory pressure that means much recomputation or swapping,
-  the cost that the paper holds against such preemption (Observation #3);
-  `newcomers_preempt=false` shows the rule without it.
+- *What gives way when memory is short.* The request that has waited least, also to a new one.
+  Preemption of the iteration alone would leave newcomers waiting for the memory of others, as under
+  first come, first served. Under memory pressure that means much recomputation or swapping, the
+  cost that the paper holds against such preemption (Observation #3); `newcomers_preempt=false`
+  shows the rule without it.
 """
 
 from __future__ import annotations

@@ -2,16 +2,15 @@
 alternate iterations (Wan et al., BROS, IEEE version: Sec. II-B, Fig. 3; Sec. VII-A, baseline 3).
 
 The paper describes it as BROS with its scheduling replaced and without the bidirectional cache. So
-the engine is BROS's: prefills and decodes share a batch, prompts are computed whole, at most
-B_base requests run in an iteration. If it is silent, we chose:
+the engine is BROS's: prefills and decodes share a batch, prompts are computed whole, at most B_base
+requests run in an iteration. On other points we chose:
 
 - *Whose turn.* A queue of whose requests none can run gives its turn away, so no iteration is
   spent on nothing. The iteration after one for a class is the other class's.
 - *What gives way when memory is short.* The last to arrive of the same class, by recomputation. The
-  queues are independent and the class whose turn it is has no claim on the other's memory: taking
-  it would be a priority, which is what this baseline lacks. Only where each queue is stuck on the
-  other's memory, and so nothing at all can run, does the oldest request take that of the youngest,
-  whichever class they are of: otherwise none would ever end.
+  queues are independent: the class whose turn it is may not take the other's memory, which would be
+  a priority. If each queue is stuck on the other's memory, nothing can run. Then the oldest request
+  takes that of the youngest, of any class.
 """
 
 from __future__ import annotations

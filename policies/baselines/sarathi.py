@@ -1,7 +1,7 @@
 """Sarathi-Serve: chunked prefills and stall-free batching.
 
 Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve"
-(OSDI 2024), Sec. 4.1 to 4.3, Alg. 3; where it is silent the authors'
+(OSDI 2024), Sec. 4.1 to 4.3, Alg. 3; on other points the authors'
 `sarathi/core/scheduler/sarathi_scheduler.py`.
 
 A step has `chunk_size` tokens, the paper's token budget. All decodes come first, so that none is

@@ -6,19 +6,18 @@ Source: text-generation-inference 2.x, `backends/v3/src/backend.rs` (`batching_t
 - One batch decodes, all of it in each step. It is charged with tokens: of each request the prompt
   and all that it may generate. The sum stays within `max_batch_total_tokens`, and memory for all of
   it is set aside, so no row is preempted.
-- Prompts are a step of their own, during which the batch pauses: from the front of the queue,
-  whole, while `max_batch_prefill_tokens`, seats and what is left of the total last. The first that
+- Prompts are a step of their own, during which the batch pauses. They come whole from the front of
+  the queue while `max_batch_prefill_tokens`, seats and the rest of the total last. The first that
   does not fit ends it. Then they join the batch, and a decode follows.
-- Beside a batch such a step needs at least `waiting_served_ratio` times as many requests as the
+- With a batch such a step needs at least `waiting_served_ratio` times as many requests as the
   batch has (rounded down); once `max_waiting_tokens` tokens have been decoded since the last one,
   any number will do.
 
 Ours: a client of TGI says how much may be generated, and the answer is cut there. Requests here end
-where the trace says, which no policy may see. So `max_new_tokens` stands for what every client asks
-for, and a row that reaches it asks for more: where the batch has room the request is charged again
-and goes on, otherwise it leaves and waits at the front, to be computed again with what it has
-generated as part of its prompt. Left out: padding, speculation, sliding windows, the chunked
-prompts of 3.x.
+at the trace's length, which no policy may see. So `max_new_tokens` stands for every client's limit,
+and a row that reaches it asks for more. If the batch has room, the request is charged again and
+goes on. Otherwise it waits at the front, to be computed again with its generated tokens as part of
+its prompt. Left out: padding, speculation, sliding windows, the chunked prompts of 3.x.
 """
 
 from __future__ import annotations

@@ -250,8 +250,8 @@ class VllmPolicy(Policy[VllmOptions]):
         ledger: KvLedger,
         cap: int,
     ) -> tuple[int, int]:
-        """From `index` on, grant those that free memory and whole parts of the budget reach: the
-        first one that is not granted, and what is left of the budget."""
+        """From `index` on, grant those that free memory and whole parts of the budget reach.
+        Returns the first one that is not granted, and the rest of the budget."""
         rows = np.array(self.running[index:], np.int64)
         computed = requests.computed_tokens[rows]
         wanted = requests.known_tokens(rows) - computed

@@ -6,7 +6,7 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`), `v1/core/sched/asy
   longest request cut drafts off.
 - Each row of a step takes `Drafting.slots` of the budget besides, and gets nothing if no more
   than that is left.
-- A row that is admitted with one token to compute, beside decodes alone, gets drafts that cannot be
+- A row that is admitted with one token to compute, among decodes alone, gets drafts that cannot be
   right. If the budget lacks room for them no other row is admitted.
 - No plan stands for further steps: how many tokens the next one gives is not known.
 """
@@ -65,8 +65,8 @@ class VllmDrafts(VllmPolicy):
             self._behind = self._behind.difference(rows.tolist()).union(behind)
 
     def _on_prompts(self, rows: np.ndarray) -> bool:
-        """Whether one of these running rows computes a part of its prompt: a row without drafts
-        may as well decode, where the drafter found none."""
+        """Whether one of these running rows computes a part of its prompt: a row without drafts may
+        also decode, if the drafter found none."""
         return bool(self._behind) and not self._behind.isdisjoint(rows.tolist())
 
     # -- running requests --------------------------------------------------------------------------

@@ -5,7 +5,7 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`), and what `policies
 - A request without KV first takes what the device has, then asks the tier for what follows. What
   the tier has is loaded while others compute: the request waits, as one does for KV that another
   engine has computed, with blocks for its hits alone. Then it computes the rest.
-- Where the tier has no answer yet the request is passed over, and the next one is asked.
+- If the tier has no answer yet the request is passed over, and the next one is asked.
 - After a preemption a request asks again: its own KV may be on the host.
 
 The decode side of a pull connector:
@@ -13,17 +13,17 @@ The decode side of a pull connector:
 Source: `schedule`, `_handle_blocked_waiting_request`, `_update_waiting_for_remote_kv`;
 `nixl/pull_scheduler.py` (`get_num_new_matched_tokens`).
 
-- A request whose KV is elsewhere takes all its blocks at once, beside what prompts under way still
-  need, or the waiting loop ends. It then waits in a queue of those that hold KV, takes no tokens
-  and no seat, and cannot be preempted.
+- A request whose KV is elsewhere takes all its blocks at once, on top of those that prompts under
+  way still need, or the waiting loop ends. It then waits in a queue of those that hold KV, takes no
+  tokens and no seat, and cannot be preempted.
 - That queue is drained before all other requests. When a request's KV has landed, its blocks are
   cached, and its last token left to compute. Of a failed load only the local hit is valid: with
   one the request computes the rest in the blocks that it holds; without, they are freed and it
   starts over.
 - After a preemption the prompt is computed here: KV is fetched once.
-- With asynchronous scheduling, a row computed in the step under way is not preempted
-  (`_request_blocks_can_be_freed`): its blocks could be given to a load that writes into them at
-  once. If it would be the victim, no other row is granted anything, and others are admitted.
+- With asynchronous scheduling, a row computed in the current step is not preempted
+  (`_request_blocks_can_be_freed`): a load could write into its blocks at once. If it would be the
+  victim, no other row is granted anything, and others are admitted.
 """
 
 from __future__ import annotations

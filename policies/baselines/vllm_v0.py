@@ -5,8 +5,9 @@ Source: vLLM 0.6 `vllm/core/scheduler.py` (`_schedule_default` and what it calls
 `vllm/core/block_manager_v1.py` (`can_allocate`, `can_append_slots`, `can_swap_in`),
 `vllm/config.py` (`SchedulerConfig`). A step is one of two kinds:
 
-- *Prefills*, if no row is swapped out and the head of the waiting queue can be admitted: whole
-  prompts in order while tokens, seats and blocks above the watermark last. Running requests pause.
+- *Prefills*, if no row is swapped out and the head of the waiting queue can be admitted. Whole
+  prompts run in order while tokens, seats and blocks above the watermark last. Running requests
+  pause.
 - *Decodes* otherwise: each running request in order of arrival needs one free block, whether it
   will use it or not; without one the last to arrive gives way, in the end the request itself. If
   no row had to, swapped requests come back, in order of arrival, while there is room for their KV
@@ -15,9 +16,9 @@ Source: vLLM 0.6 `vllm/core/scheduler.py` (`_schedule_default` and what it calls
 0.6.2 stopped sorting the running and swapped queues by arrival. That changes the order only of
 requests that were swapped out in one step; here they are sorted, as before.
 
-Ours: where nothing runs, the watermark and the one block more are waived (vLLM gives up a request
-that can never be admitted above the watermark, and waits for ever for one that cannot be swapped
-in), and a full host means recomputation (vLLM stops with an error). Left out: beam search, LoRA,
+Ours: if nothing runs, the watermark and the one block more are waived. vLLM gives up a request that
+can never be admitted above the watermark, and waits for ever for one that cannot be swapped in. A
+full host means recomputation (vLLM stops with an error). Left out: beam search, LoRA,
 `scheduler_delay_factor`, chunked prefill, priorities.
 """
 
@@ -238,8 +239,8 @@ class VllmV0Policy(Policy[VllmV0Options]):
         plan.tokens = np.ones(len(plan.rows), np.int64)
 
     def _may_enter_others_blocks(self, requests: RequestTable, ledger: KvLedger) -> bool:
-        """The head of the waiting queue may find room in blocks that others hold, as it may not
-        have yet: which of these can be entered changes while they are filled."""
+        """The head of the waiting queue may find new room in blocks that others hold: these change
+        while they are filled."""
         queues, seats = self.queues, self.limits.max_num_seqs
         if not queues.waiting or len(queues.swapped) or len(queues.running) >= seats:
             return False

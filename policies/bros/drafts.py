@@ -10,8 +10,8 @@ spare   Algorithm 1 chooses as without drafts. Rows that it serves have drafts v
         best-effort one has (constraint 6): its next iteration still ends before it is due.
 always  each decode that is chosen verifies all its drafts, and is priced with them.
 
-With `draft_pace=given` a step that gave m tokens puts the next one off to m TPOT objectives: m
-tokens came together, as a token group of the ACM version does. Then a token may come later than one
+With `draft_pace=given`, after a step of m tokens the next one is due m TPOT objectives later. The m
+tokens came together, as a token group of the ACM version. Then a token may come later than one
 objective after the one before, and the mean of all stays below it.
 
 Steps are priced with verification, and with what drafting takes (parts/verifying.py). No row swaps,
@@ -43,7 +43,7 @@ _REAL_TIME = int(RequestClass.REAL_TIME)
 
 
 class DraftedQueues(Queues):
-    """given: tokens of each row's last step, where it was several and counts."""
+    """given: tokens of each row's last step, if several and counted."""
 
     def __init__(self, limits: EngineLimits, options: BrosOptions) -> None:
         super().__init__(limits, options)
@@ -59,8 +59,8 @@ class DraftedQueues(Queues):
     def drafts(
         self, rows: np.ndarray, context: np.ndarray, prompt: np.ndarray, requests: RequestTable
     ) -> np.ndarray:
-        """int64[n]: drafts that each row can have verified beside `context` tokens, resident and
-        new ones; none where it computes a prompt. The last token that a request can have is never
+        """Return int64[n]: drafts that each row can have verified with `context` tokens, resident
+        and new ones; none for a prompt. The last token that a request can have is never
         computed."""
         room = self.limits.max_model_len - 1 - context
         return np.where(prompt, 0, np.clip(requests.draft_tokens[rows], 0, np.maximum(room, 0)))

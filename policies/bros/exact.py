@@ -1,9 +1,9 @@
 """A bound, not a policy to serve with: BROS with each iteration's problem (1)-(8) (Wan et al., IEEE
 version, Sec. IV-A) solved exactly in place of Algorithm 1.
 
-All else is `bros`: queues, deadlines, memory, batch size. It shows what the greedy algorithm gives
-up in an iteration, and that the best iteration is not the best run: the problem knows nothing of
-iterations to come (docs/studies.md).
+All else is `bros`: queues, deadlines, memory, batch size. It shows what the greedy algorithm loses
+in an iteration, and that the best iteration is not the best run. The problem does not consider
+later iterations (docs/studies.md).
 
 The work doubles with each request, so an iteration with more than `max_requests` in the system is
 left to Algorithm 1, and `counters` says how often that was.
@@ -113,17 +113,17 @@ class BrosExactPolicy(BrosPolicy):
         return not self._solves and super()._plainly(step, everyone, n, residual, size)
 
     def _stands(self, step: PlanInProgress, batch: Batch, real_time: int) -> None:
-        """Each iteration is solved anew, but where the solution is plain: real-time requests alone,
-        all rows with memory decode and keep their objectives together, and no row waits that could
-        change that."""
+        """Each iteration is solved anew unless the solution is plain. There are only real-time
+        requests, all rows with memory decode and keep their objectives together, and no waiting row
+        could change that."""
         if not self._solves or not len(self.queues.be_waiting) + len(self.queues.be_pending):
             super()._stands(step, batch, real_time)
 
     def _keeps_out(
         self, step: PlanInProgress, running: Batch, residual: np.ndarray, bound: float
     ) -> bool:
-        """Of a solved iteration: whether no other batch will be as good as that of all rows that
-        have memory, and until when: those that wait either lose their deadlines anyhow, or can
+        """Return whether, after a solved iteration, no other batch will be as good as that of all
+        rows with memory, and until when. Those that wait either lose their deadlines anyhow, or can
         still keep them later."""
         if not self._solves:
             return super()._keeps_out(step, running, residual, bound)

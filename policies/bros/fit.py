@@ -102,7 +102,7 @@ class BrosFitPolicy(FitBestEffort):
     def _resting(
         self, step: FitStep, decodes: Rows, residual: np.ndarray, begun: int
     ) -> tuple[np.ndarray, float]:
-        """Free seats for real-time prompts if decodes would take them all: the least urgent decodes
+        """Free seats for real-time prompts if decodes would take them all. The least urgent decodes
         rest for an iteration, if they can still be in time in the next one. Returns their indices,
         the most urgent first, and the estimated seconds that this iteration may then take.
 
@@ -150,9 +150,9 @@ class BrosFitPolicy(FitBestEffort):
     def _bound(
         self, alone: float, residual: np.ndarray, rows: np.ndarray, requests: RequestTable
     ) -> float:
-        """Estimated seconds that an iteration of decodes may take, which takes `alone` seconds
-        without prompts: the least residual time of the decodes that can be in time, or the least
-        TPOT objective if none can."""
+        """Return the estimated seconds that an iteration of decodes may take; alone: its seconds
+        without prompts. This is the least residual time of the decodes that can be in time, or the
+        least TPOT objective if none can."""
         allowed = self._allowed(residual)
         savable = allowed[allowed >= alone]
         if len(savable):
@@ -270,7 +270,7 @@ class BrosFitPolicy(FitBestEffort):
         return victims
 
     def _has_room(self, step: FitStep, row: int, known: int, begun: Rows) -> bool:
-        """Whether a real-time prompt can be finished beside those that have been begun: memory of
+        """Return whether a real-time prompt can be finished with those that have begun: memory of
         best-effort requests counts as free."""
         ledger = step.ledger
         need = -(-known // ledger.block_tokens) + step.promised_blocks(begun)

@@ -1,13 +1,12 @@
-"""What `chunk=fit` believes a step takes: one form for the whole step, in which a prompt costs the
-same however it is cut, up to what the first tokens of a step have for free.
+"""The step time that `chunk=fit` believes: one form for the whole step. A prompt costs the same
+however it is cut, except for the free first tokens of a step.
 
     seconds = beta + alpha max(tokens - knee, 0) + kappa sum of n (n + 2 resident)
               + delta0 decodes + delta1 context
 
-beta is paid once a step (BROS's printed form pays one for each phase that is present), n (n + 2
-resident) is the part of (resident + n)^2 that a chunk of n tokens adds, and the first `knee` tokens
-of a step are free, since the weights are read in any case. Fitted to steps that mix prompts and
-decodes.
+beta is paid once a step; BROS's printed form pays one for each present phase. n (n + 2 resident) is
+the part of (resident + n)^2 that a chunk of n tokens adds. The first `knee` tokens of a step are
+free, since the weights are read in any case. Fitted to steps that mix prompts and decodes.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class FitModel(StepTimeModel):
 
 
 def _steps() -> Iterator[StepComposition]:
-    """Chunks of up to 8,192 tokens, fresh and on resident ones, beside up to 128 decodes."""
+    """Chunks of up to 8,192 tokens, fresh and on resident ones, with up to 128 decodes."""
     for n in (0, *powers_of_two(128)):
         for context in powers_of_two(2048, first=128) if n else (0,):
             decodes = (n, n * context, context)

@@ -111,8 +111,8 @@ class FitStep(PlanInProgress):
 
     # -- prompts -----------------------------------------------------------------------------------
     def chunk(self, left: int, resident: int, least: int, load: Load, bound: float) -> int:
-        """Tokens of a chunk beside `load` that is neither shorter than `least`, but for the last of
-        a prompt, nor too long for the bound; 0 if there is none."""
+        """Return the tokens of a chunk with `load` that is neither shorter than `least`, but for
+        the last of a prompt, nor too long for the bound; 0 if there is none."""
         most = min(left, self.tokens)
         if self.seats <= 0 or most < min(left, least):
             return 0

@@ -39,7 +39,7 @@ class Search:
         self._granted = granted
 
     def drop(self) -> list[tuple[int, Preemption]] | None:
-        """Those that were dropped, and how, in order; None, and nothing changed, where no row's
+        """Return those that were dropped, and how, in order; None, and nothing changed, if no row's
         memory helps."""
         if not len(self._rivals) or self._gains.sum() < self._lack:
             return None
@@ -103,8 +103,8 @@ class Search:
         return self._tried(attempt)
 
     def _needed(self, rows: list[int], others_dropped: bool = False) -> list[int]:
-        """Those of `rows`, which are enough, that cannot be spared, as few of the last ones as can
-        be: n log n drops and, where m are needed, some m log n trials.
+        """Return those of `rows`, which are enough, that cannot be spared, with as few of the last
+        ones as possible. It takes n log n drops and, for m needed rows, some m log n trials.
 
         Source: Junker, "QuickXplain: Preferred Explanations and Relaxations for Over-Constrained
         Problems" (AAAI 2004).
@@ -120,8 +120,8 @@ class Search:
 
 
 def enough(gains: np.ndarray, lack: int) -> np.ndarray:
-    """Indices, in order, of a set whose gains (int64[n]) reach `lack` > 0 and would not without any
-    one of them: of the first ones that do, the later are spared first."""
+    """Return indices, in order, of a minimal set whose gains (int64[n]) reach `lack` > 0. Of the
+    first ones that do, the later are spared first."""
     sums = gains.cumsum()
     reach = int(np.searchsorted(sums, lack)) + 1
     surplus = int(sums[reach - 1]) - lack
@@ -159,9 +159,9 @@ def in_want(
     step: PlanInProgress, batch: Batch, done: np.ndarray, others: list[int]
 ) -> Iterator[tuple[int, Callable[..., bool]]]:
     """Return those of `others` (indices of `batch`, in order) that need memory found one by one,
-    each with the function that finds it: `take_from` if the row has just been refused, else
-    `acquire`. Rows before them that can grow without dropping another do so, and are marked in
-    `done` (bool[n]). Rows that were dropped in the meantime are left out."""
+    each with its function. This is `take_from` if the row has just been refused, else `acquire`.
+    Rows before them that can grow without dropping another do so, and are marked in `done`
+    (bool[n]). Rows that were dropped in the meantime are left out."""
     left = np.array(others, np.int64)
     while len(left):
         left, refused = _grow_first(step, batch, done, left)

@@ -2,8 +2,8 @@
 `scipy.optimize.milp`, that is HiGHS.
 
 The objective is a ratio: Dinkelbach's iterations maximise sum y - rate T for rates that grow until
-that is 0. A phase costs alpha0 L^n + alpha1 L^n L^a + beta with sums over the batch, and L^n L^a is
-a sum over pairs of requests: for each pair of a phase a variable p >= b_i + b_j - 1, p >= 0. T is
+that is 0. A phase costs alpha0 L^n + alpha1 L^n L^a + beta with sums over the batch. L^n L^a is a
+sum over pairs of requests: each pair of a phase has a variable p >= b_i + b_j - 1, p >= 0. T is
 only pressed down, so it needs no upper side. (6) is relaxed by a binary z_i each, and goals are
 solved for one after another, each held as a constraint in the solves that follow.
 """
@@ -226,7 +226,7 @@ def _deadlines(
 
 
 def _served(program: _Program, instance: Instance, x, z) -> np.ndarray:
-    """Variables, 1 where a lost deadline's request, or one without an objective, is in the
+    """Return variables: 1 if a request with a lost deadline, or without an objective, is in the
     batch."""
     served = program.add(len(x), 1)
     for i, v in enumerate(served):

@@ -23,7 +23,7 @@ class Packer:
         self.options, self.estimator = options, estimator
 
     def within_tokens(self, batch: Batch, behind: Batch | None = None) -> int:
-        """How many requests from the front the engine can compute in one step, beside those of
+        """Return how many requests from the front the engine can compute in one step, with those of
         `behind`."""
         return within_tokens(batch, self.limits.max_num_batched_tokens, behind)
 
@@ -39,8 +39,8 @@ class Packer:
     ) -> Urgent:
         """Real-time requests by residual time (line 3).
 
-        The waiting queue is kept in order of its deadlines, so the batch is the pending ones and as
-        many from the front of the queue as an iteration can hold (the paper's queue polling): a
+        The waiting queue is kept in order of its deadlines. So the batch is the pending ones and as
+        many from the front of the queue as an iteration can hold (the paper's queue polling). A
         long queue is never sorted.
         """
         order = residual.argsort(kind="stable")
@@ -77,8 +77,8 @@ class Packer:
         return batch[np.lexsort((batch.rows, batch.swapped))]
 
     def pack(self, urgent: Urgent, fits: int, candidates: Batch, size: int) -> tuple[int, int]:
-        """How many best-effort candidates fit behind the first `fits` real-time requests (lines
-        21-24), and how many of the last of these give their places to further ones (lines
+        """Return how many best-effort candidates fit behind the first `fits` real-time requests
+        (lines 21-24). Also how many of the last of these give their places to further ones (lines
         26-34)."""
         if not len(candidates):
             return 0, 0

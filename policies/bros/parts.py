@@ -79,9 +79,9 @@ class PlanInProgress:
 
 
 class Victims:
-    """Rows that an urgent real-time request may drop, in order: best-effort requests, the last to
-    arrive first, then real-time ones that are not in this batch, most residual time first, down to
-    its own."""
+    """Rows that an urgent real-time request may drop, in order. First come best-effort requests,
+    the last to arrive first; then real-time ones that are not in this batch, most residual time
+    first, down to its own."""
 
     def __init__(
         self, best_effort: np.ndarray, urgency: np.ndarray, placed: np.ndarray, row: int

@@ -1,5 +1,5 @@
-"""Memory for those that an iteration of BROS chose (Wan et al., IEEE version, Algorithm 1, lines 8,
-9, 19 and 20), and what follows where there is none."""
+"""Find memory for the requests that an iteration of BROS chose, or handle its lack (Wan et al.,
+IEEE version, Algorithm 1, lines 8, 9, 19 and 20)."""
 
 from __future__ import annotations
 
@@ -129,15 +129,15 @@ class Placer:
 
     def _returning(self, step: PlanInProgress, candidates: Batch) -> tuple[Batch, Batch]:
         """Best-effort candidates by what must come back before they run now that others have
-        overwritten it; and those for whose KV there is no place beside the others."""
+        overwritten it; and those whose KV has no place with the others."""
         candidates = replace(candidates, swapped=self.queues.missing(candidates.rows, step.ledger))
         blocked = step.ledger.cannot_return(candidates.rows)
         return self.packer.by_swap(candidates[~blocked]), candidates[blocked]
 
     def later_ones(self, row: int, *running: np.ndarray) -> np.ndarray:
-        """Best-effort requests that arrived after `row` and are not in the batch, the last one
-        first: a running request that cannot grow takes their memory, or all would hold some and
-        none go on."""
+        """Return best-effort requests that arrived after `row` and are not in the batch, the last
+        one first. A running request that cannot grow takes their memory; otherwise all would hold
+        some and none go on."""
         rows = self.queues.be_pending.rows
         later = rows[np.searchsorted(rows, row, side="right") :]
         return later[~among(later, np.concatenate(running))][::-1]
@@ -163,9 +163,9 @@ class Placer:
     def someone(
         self, step: PlanInProgress, urgent: Batch, candidates: Batch
     ) -> tuple[Batch, Batch]:
-        """All rows wait for memory that others hold: the most urgent one gets it, from any other;
-        where no real-time request can have it, the best-effort one that arrived first. Returns the
-        real-time and the best-effort requests placed."""
+        """All rows wait for memory that others hold: the most urgent one gets it, from any other.
+        If no real-time request can have it, the first best-effort one does. Returns the real-time
+        and the best-effort requests placed."""
         candidates = candidates[candidates.rows.argsort()]
         pending = self.queues.be_pending.rows
         for batch, owners in (

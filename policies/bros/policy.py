@@ -3,9 +3,9 @@ LLM Serving on Hybrid Real-time and Best-effort Requests", Sec. IV, Algorithm 1;
 versions).
 
 Each iteration takes real-time requests by residual time, as many as the most urgent deadline that
-can still be kept allows, then fills up with best-effort requests in order of the KV that would have
-to be swapped in, and tries to replace the least urgent real-time request by one more of them. Where
-the paper is open, docs/bros.md says what was chosen and why. Lines are those of the IEEE listing.
+can still be kept allows. It fills up with best-effort requests in order of the KV to swap in, and
+tries to replace the least urgent real-time request by one more of them. Our choices for the paper's
+open points are in docs/bros.md. Lines are those of the IEEE listing.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def all_fit(
 
 
 def place_all(step: PlanInProgress, everyone: Batch) -> bool:
-    """Memory for all without dropping or restoring anything; False and nothing changed where that
-    is too little."""
+    """Place all without dropping or restoring anything; False and nothing changed if memory is too
+    little."""
     requests, ledger = step.view.requests, step.ledger
     holding = requests.computed_tokens[everyone.rows] > 0
     if holding.all():
@@ -75,14 +75,14 @@ def nobody_joins(
     tokens: int,
     estimator: BatchEstimator,
 ) -> Batch | None:
-    """The batch of all that hold memory, real-time requests by residual time, where just these are
-    chosen: they decode, together they keep the nearest deadline, and the first one that waits comes
-    after them and would break it.
+    """Return the batch of all that hold memory, real-time requests by residual time, if just these
+    are chosen. They decode, together they keep the nearest deadline, and the first one that waits
+    comes after them and would break it.
 
     real_time    the first `pending` of them hold memory, the others wait; residual: float64[n],
                  theirs, seconds
     best_effort  all of them, by arrival; none waits
-    None         where it is not that plain, for whatever reason
+    None         if it is not that plain, for any reason
     """
     if not 0 < pending < min(size, len(real_time)) or pending + len(best_effort) > min(
         size, tokens
@@ -216,8 +216,7 @@ class BrosPolicy(Policy[BrosOptions]):
         )
 
     def _place(self, step: PlanInProgress, choice: Choice, size: int) -> None:
-        """Memory for those that were chosen (lines 8 and 19), and what follows where there is
-        none."""
+        """Find memory for the chosen requests (lines 8 and 19), or handle its lack."""
         urgent, candidates, packed, replaced = (
             choice.urgent,
             choice.candidates,

@@ -170,8 +170,8 @@ def enumerate_batches(instance: Instance, estimator: BatchEstimator) -> Solution
 
 
 def stays_best(instance: Instance, estimator: LinearEstimator, waiting: int) -> bool:
-    """Whether all but the first `waiting` requests are the only best batch, and stay it while they
-    decode on, keep their own deadlines, and none of the others loses its deadline by that which
+    """Return whether all but the first `waiting` requests are the only best batch. They stay it
+    while they decode on and keep their own deadlines, and no other request loses its deadline that
     does not lose it now.
 
     All are real-time; residual: of those that wait now, of those that decode right after a token;

@@ -15,7 +15,7 @@ class Climb(Selection):
 
     def serve(self, step: StepInProgress, decodes: np.ndarray, prompts: np.ndarray) -> None:
         """Hill climbing on eq. 4 from the last batch, one request at a time, until no single edit
-        raises it: to add a prompt, to add a decode, to leave out either, to make a chunk longer.
+        raises it. Edits add a prompt or a decode, leave out either, or make a chunk longer.
 
         All decodes count the same and take the longer, the longer their context is (eq. 7: by
         maximum and mean). So the best one to leave out is the longest, the best one to add the
@@ -55,10 +55,10 @@ class Climb(Selection):
 
     def _climb(self, step: StepInProgress, ready: OfflineDecodes, k: int) -> bool:
         """Consider as many of the decodes (shortest first) as pay most within the bound, k of them
-        where no other number pays more. Whether that is another number than before.
+        if no other number pays more. Returns whether the number has changed.
 
         All numbers are looked at: the first decode takes the time of reading the weights for one
-        token, so that one edit may lower the reward where ten raise it.
+        token. So one edit may lower the reward although ten raise it.
         """
         limit = max(0, min(len(ready), step.seats + step.considered, step.tokens + step.considered))
         best, best_reward = 0, -np.inf

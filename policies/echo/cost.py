@@ -2,7 +2,7 @@
 
 The estimator of the paper is eqs. 6-8 (`twinserve.profiles.forms.echo.EchoModel`), fitted to the
 profile; `echo_estimator` makes it. Any other estimator will do: what `--estimator perfect` gives,
-or BROS's form where a run was set up for that.
+or BROS's form if a run was set up for that.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class ModelCost:
         limit: int,
         bound: float,
     ) -> int:
-        """By false position, as a longer chunk takes no less time; by bisection where that narrows
-        it down too slowly."""
+        """By false position, as a longer chunk takes no less time; by bisection if that is too
+        slow."""
 
         def takes(chunk: int) -> float:
             return self.seconds([*prefills, (chunk, resident)], *decodes)

@@ -57,11 +57,11 @@ class Window:
 
 
 class MemoryForecast:
-    """What online requests may need of KV memory soon: mu + sigmas * sigma of what they held over
+    """The KV memory that online requests may need soon: mu + sigmas * sigma of their memory over
     the last `window_s` seconds.
 
-    Sampled every `every_s` seconds of the engine's clock, whatever steps and plans do in between,
-    so that the forecast does not depend on how often it is asked for.
+    It is sampled every `every_s` seconds of the engine's clock, so the forecast does not depend on
+    the number of questions.
     """
 
     def __init__(self, sigmas: float = 2.0, window_s: float = 3600.0, every_s: float = 1.0) -> None:
@@ -134,10 +134,9 @@ class ArrivalForecast:
 
 class OfflineRequests:
     """pool       those that are queued; running: with KV
-    forecast   of online memory, where the threshold is on
+    forecast   of online memory, if the threshold is on
     last       int64[n]: rows of the last plan
-    selection  how they are chosen by eq. 4, where they are
-    """
+    selection  the choice by eq. 4, if on"""
 
     def __init__(self, options: EchoOptions) -> None:
         self.options = options

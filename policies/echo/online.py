@@ -123,8 +123,8 @@ class OnlineRequests:
         return False
 
     def _online_chunk(self, step: StepInProgress, left: int, resident: int, first: bool) -> int:
-        """The prompt that came first goes on in every iteration, if only by a block: it could
-        starve otherwise, where the decodes alone need all the time there is."""
+        """The prompt that came first goes on in every iteration, if only by a block. Otherwise it
+        could starve if the decodes alone need all the time."""
         new = step.chunk(left, resident)
         return max(new, min(left, step.tokens, step.ledger.block_tokens)) if first else new
 

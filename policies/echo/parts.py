@@ -123,7 +123,7 @@ class StepInProgress:
         return self.cost.seconds(whole, *self.decodes) <= self.bound
 
     def longest_chunk(self, prefills: list[tuple[int, int]], resident: int, limit: int) -> int:
-        """As many as `limit` tokens on `resident` ones, beside these prefills and the decodes."""
+        """Return up to `limit` tokens on `resident` ones, with these prefills and the decodes."""
         if limit <= 0 or self.bound == np.inf:
             return max(limit, 0)
         return self.cost.longest_chunk(prefills, self.decodes, resident, limit, self.bound)
@@ -138,7 +138,7 @@ class StepInProgress:
         return [*self.prefills[:at], *self.prefills[at + 1 :]]
 
     def with_decodes(self, n: int, total: int, longest: int) -> tuple[int, int, int]:
-        """`decodes`, if these were considered beside those that are granted."""
+        """Return `decodes`, if these were considered with those that are granted."""
         granted = self._granted_decodes
         return granted[0] + n, granted[1] + total, max(granted[2], longest)
 

@@ -1,9 +1,9 @@
-"""Plans of Echo that are plain to see: most of those beside a pool that does not end.
+"""Plans of Echo that are plain to see: most of those with a pool that does not end.
 
-Online requests all decode, offline ones do but for one prompt in pieces, and there is time and
-memory for all of them: then the plan is the decodes and as much of that prompt as the bound allows,
-unless a queued prompt could end in this iteration. `plainly` asks just that, in the terms of the
-search over plans (`OnlineRequests.serve`, `Rank.serve`), and leaves everything else to it.
+Online requests all decode, offline ones too except for one prompt in pieces, and there is time and
+memory for all. Then the plan is the decodes and as much of that prompt as the bound allows, unless
+a queued prompt could end in this iteration. `plainly` asks just that, in the terms of the search
+over plans (`OnlineRequests.serve`, `Rank.serve`), and leaves everything else to it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _Decodes:
-    """Online `rows`, with so many `resident` tokens, int64[n] each, and the first `fitting` of the
-    offline ones that are `ready`, as many as keep the iteration within `bound` seconds; totals: as
-    a cost is asked for them."""
+    """Online `rows`, with so many `resident` tokens, int64[n] each. With them the first `fitting`
+    of the `ready` offline ones, as many as keep the iteration within `bound` seconds. totals: as a
+    cost is asked for them."""
 
     rows: np.ndarray
     resident: np.ndarray
@@ -155,8 +155,8 @@ class PlainPlans:
     def _one_ends(
         self, view: SystemView, ledger: KvLedger, decodes: _Decodes, chunk: _Chunk, tokens: int
     ) -> bool:
-        """Whether a queued prompt may end in the iteration, beside these and, if it has a size, the
-        chunk: only then may it overtake the prompt under way."""
+        """Return whether a queued prompt may end in the iteration, with these and, if it has a
+        size, the chunk. Only then may it overtake the current prompt."""
         assert self.rank is not None
         requests, seconds, bound = view.requests, self.cost.seconds, decodes.bound
         beside = [(chunk.new, chunk.resident)] if chunk.new else []

@@ -4,12 +4,13 @@ again.
 Source: Wang et al., "Echo: Efficient Co-Scheduling of Hybrid Online-Offline Tasks for Large
 Language Model Serving", Sec. 4.1 (scheduler), 4.2 (threshold), 5 (estimator), 6 (implementation).
 Online requests are those of class real-time, offline ones those of class best-effort. docs/echo.md
-says what was decided where the paper is open.
+has our choices for the paper's open points.
 
 An iteration starts from the online requests, first come first served. Offline decodes whose KV is
-there follow, as many as the online deadlines and memory allow, then the prompts that rank first by
-tokens made available a second, while both hold (`offline=rank`). With `offline=climb` a batch is
-changed by one request at a time, leaving out included, while that raises the tokens a second.
+there follow, as many as the online deadlines and memory allow. Then come the prompts that rank
+first by tokens made available a second, while both hold (`offline=rank`). With `offline=climb` a
+batch is changed by one request at a time, leaving out included, while that raises the tokens a
+second.
 """
 
 from __future__ import annotations

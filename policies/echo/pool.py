@@ -2,11 +2,11 @@
 share.
 
 In a bucket requests hang in a radix tree of their prompts' blocks. Those that leave the tree at the
-same node, typically questions on one document, are a family: what the cache holds of their shared
-text is the same for all. The family with the longest cached text is found without looking at the
-others: it is first in a heap whose entries are looked at again only when they may have changed.
-Computing text can lengthen what is cached of families below it in the tree, so these are asked
-anew; an eviction can only shorten it, so an entry is checked when it comes first.
+same node, typically questions on one document, are a family. The cached part of their shared text
+is the same for all. The family with the longest cached text is found without looking at the others.
+It is first in a heap, whose entries are checked again only when they may have changed. Computing
+text can lengthen what is cached of families below it in the tree, so these are asked anew; an
+eviction can only shorten it, so an entry is checked when it comes first.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ class OfflinePool:
         return upper
 
     def _settle(self, row: int) -> None:
-        """Put the row into the family where it belongs now: that of the text that it shares with
-        others, or of its own text if it shares none."""
+        """Put the row into its present family: that of the text shared with others, or of its own
+        text if it shares none."""
         node = self._place.get(row)
         if node is None:  # being inserted
             return

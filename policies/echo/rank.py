@@ -1,5 +1,5 @@
-"""Offline requests beside the online ones, the best candidates by eq. 4 first, while SLO and memory
-hold: `offline=rank`."""
+"""Offline requests next to the online ones, the best candidates by eq. 4 first, while SLO and
+memory hold: `offline=rank`."""
 
 from __future__ import annotations
 

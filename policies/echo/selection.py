@@ -62,8 +62,8 @@ class Selection:
         self, requests: RequestTable, ledger: KvLedger, under_way: list[int]
     ) -> list[tuple[int, int]]:
         """(row, tokens found in the cache) of the queued candidates. A row that came more than
-        `patience_s` after the first of those that wait, queued or under way, does not overtake it:
-        a queued one stands in their place."""
+        `patience_s` after the first waiting one, queued or under way, does not overtake it. A
+        queued one stands in their place."""
         found, first = self.pool.best(ledger), self.pool.first()
         if first is None:
             return found
@@ -150,7 +150,7 @@ class Selection:
         resident: int,
         hit: int,
     ) -> bool:
-        """With its memory: False and nothing changed where it finds none."""
+        """Add with its memory; False and nothing changed if it finds none."""
         queued, others = row in self.pool, len(step.plan.preempted)
         lost, before = self.lost_tokens(step, ready, row, resident + new), tuple(under_way)
         led, keep = self.pool.leads(row), ready.growth(step.considered)

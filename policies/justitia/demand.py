@@ -67,7 +67,7 @@ OptionsOfDemand = TypeVar("OptionsOfDemand", bound=DemandQueueOptions)
 class DemandPolicy(QueuePolicy[OptionsOfDemand]):
     """Keeps track of the application of each row, by a number: the group, or a number below 0 for a
     request that is an application by itself. A request is one by itself if its group has no class,
-    or a class unknown to the predictor: the whole demand of a session or a pool is not known."""
+    or one that the predictor does not know. The whole demand of a session or a pool is unknown."""
 
     def setup(self) -> None:
         super().setup()

@@ -3,10 +3,10 @@
 
 The share is the device's blocks over the applications that have requests here now. A request is
 admitted if its application stays within its share with it, or has none that runs. An application
-that grows beyond its share, or whose share has shrunk because another one came, gives up the memory
-of the request that it began last, until it fits or has one left; that request comes back before
-those of its application that wait. Among applications that are within their share the order is
-first come, first served, and one that is not holds up no other.
+may grow beyond its share, or its share may shrink because another one came. It then gives up the
+memory of the request that it began last, until it fits or has one left. That request comes back
+before those of its application that wait. Among applications that are within their share the order
+is first come, first served, and one that is not holds up no other.
 
 Applications are groups of any kind, as for VTC; a request without a group is its own. A decision
 takes time in proportion to the applications that wait: this is a yardstick, not a system.

@@ -1,5 +1,5 @@
-"""Parrot: applications first come, first served, the requests of one not interleaved with those of
-the next (Lin et al., "Parrot", OSDI 2024, as Justitia's evaluation has it: Yang et al., Sec. II-B
+"""Parrot: applications first come, first served; the requests of one are not interleaved with those
+of the next. Lin et al., "Parrot", OSDI 2024, as in Justitia's evaluation (Yang et al., Sec. II-B
 and V-A).
 
 A request that belongs to no application, or to a group without a class (a session,

@@ -1,5 +1,5 @@
-"""Justitia: applications one after another, in the order in which they would end if all were served
-fairly (Yang et al., "Justitia: Fair and Efficient Scheduling for LLM Applications").
+"""Justitia: applications one after another, in the order in which they would end under fair
+sharing. Yang et al., "Justitia: Fair and Efficient Scheduling for LLM Applications".
 
 - *Cost* (Sec. IV-A, eq. 1): KV token-time, p*d + d(d+1)/2 for a request, the sum for an application
   (`cost=compute`: p + 2d, the paper's Justitia/C).
@@ -7,29 +7,28 @@ fairly (Yang et al., "Justitia: Fair and Efficient Scheduling for LLM Applicatio
 - *Order* (Sec. IV-C, eqs. 2-3): the smallest virtual finish time F = V(a) + C first; V grows by
   M / N an iteration, M being the KV tokens of the device and N the applications that are active in
   the fluid system (clock.py). F never changes.
-- *Engine* (footnote 3): no request is preempted for the sake of order. Where memory runs out the
+- *Engine* (footnote 3): no request is preempted for the sake of order. If memory runs out the
   largest F gives way, and comes back before anything that waits (parts/queue_policy.py).
 
-Ours, where the paper is open: time is counted in iterations of this engine, so V stands still while
-it idles; if it has nothing left to do the fluid system has not either, and is emptied (it may hold
-demand that was predicted too high). With `cost=compute` an iteration has no fixed capacity: the
-fluid system is given what the engine served, or, with `M`, that much an iteration (eq. 2 with
-another C_j, as far as the paper says). Ties: the application that came first, then the request that
-did.
+Our choices for open points: time is counted in iterations of this engine, so V stands still while
+it idles. If it has nothing left to do, the fluid system is emptied (it may hold demand that was
+predicted too high). With `cost=compute` an iteration has no fixed capacity: the fluid system is
+given what the engine served, or, with `M`, that much an iteration (eq. 2 with another C_j, as far
+as the paper says). Ties: the application that came first, then the request that did.
 
 Two options of ours that the paper does not have: `preempt` (`victims`) and `correct`.
 
-*Preempting* (ours: footnote 3 denies it): the request that is next in order swaps out running ones
-of applications behind its own, the last first, if that makes enough room. A victim comes back in
-its turn. F does not change by being preempted, so no two applications take turns.
+*Preempting* (ours: footnote 3 denies it): the next request in order swaps out running ones of later
+applications, the last first, if that makes enough room. A victim comes back in its turn. F does not
+change by being preempted, so no two applications take turns.
 
 *Corrections* (ours; Justitia sets F once and for all): F is V(arrival) plus a demand that moves
 when
 
 - its requests that have ended took more: the demand becomes twice that;
-- a stage comes, of known prompts: if what was taken, what the stage is expected to take and what
-  earlier applications of the class took after such a stage differ from the demand by more than a
-  factor of two, the demand moves up to that factor;
+- a stage comes, of known prompts. The demand is compared with the cost so far, of the stage, and of
+  earlier applications of the class after such a stage. If they differ by more than a factor of two,
+  the demand moves up to that factor;
 - it ends: what it did not ask for is no longer owed by the fluid system.
 """
 
@@ -123,8 +122,8 @@ def behind(policy: QueuePolicy, row: int) -> list[int]:
 
 
 def victims(policy: QueuePolicy, requests: RequestTable, ledger: KvLedger, kept: int) -> list[int]:
-    """Running rows that give way to the next in order; none where it fits without, or not even
-    with all that are behind it. kept: blocks that an admission leaves free."""
+    """Return running rows that give way to the next in order; none if it fits without, or not even
+    with all behind it. kept: blocks that an admission leaves free."""
     row = next_of(policy)
     if row is None:
         return []

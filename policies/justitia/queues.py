@@ -48,7 +48,7 @@ class OwnersQueue(Generic[Owner]):
     order of arrival.
 
     value(owner)  may change at any time. If it has grown the heap finds out by itself, since its
-                  entries are then lower bounds; where it has shrunk, `shrunk(owner)` must be
+                  entries are then lower bounds; if it has shrunk, `shrunk(owner)` must be
                   called. Ties: the owner that was first seen.
     """
 

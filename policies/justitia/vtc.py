@@ -2,15 +2,15 @@
 2), as Justitia's baseline: an application is a client, and pays p for its prompts and 2d for its
 outputs.
 
-The client that has paid least goes first. A client with nothing in the queue does not save up:
-when it comes (back), its counter is lifted to the smallest among those that wait, or, if none
-waits, to that of the client that left the queue last. (`counter_lift=false` is the paper's LCF,
-least counter first: a late client goes first until it has caught up.)
+The client that has paid least goes first. A client with nothing in the queue does not save up. When
+it comes (back), its counter is lifted to the smallest among those that wait; if none waits, to that
+of the client that left the queue last. (`counter_lift=false` is the paper's LCF, least counter
+first: a late client goes first until it has caught up.)
 
 Ours: a group of requests of any kind is a client (an application, a session, a pool), a request
 without one is its own. A prompt is paid once, when it is admitted, and not again if it must be
-recomputed. As in the paper no request is preempted for fairness; where memory runs out, the last
-one admitted gives way.
+recomputed. As in the paper no request is preempted for fairness; if memory runs out, the last one
+admitted gives way.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class KvLedger(ABC):
         return lack, held
 
     def cannot_return(self, rows: np.ndarray) -> np.ndarray:
-        """Return bool[n]: the best-effort rows whose KV on the host has no place beside the rows of
+        """Return bool[n]: the best-effort rows whose KV on the host has no place with the rows of
         this step. The ledger may not find all of them."""
         return np.zeros(len(rows), bool)
 
@@ -186,12 +186,7 @@ class KvLedger(ABC):
     ) -> bool:
         """Give a row without KV the cached blocks of its first `hit_tokens` tokens, and room up to
         `tokens`. Returns False without changes if fewer than `keep_free` blocks would stay free, or
-        if a sequence of `reserve_tokens` tokens would not fit now. That room is not set aside.
-
-        False, and nothing changed, where that would leave fewer than `keep_free` blocks free, or
-        where a sequence of `reserve_tokens` tokens would not fit (it need only fit; nothing is set
-        aside for it).
-        """
+        if a sequence of `reserve_tokens` tokens would not fit now. That room is not set aside."""
 
     def admit_remote(self, row: int, tokens: int, hit_tokens: int, keep_free: int) -> bool:
         """`admit` for KV that another engine computed. The row gets its room now. Other rows can
@@ -305,12 +300,8 @@ class KvLedger(ABC):
     # -- events ------------------------------------------------------------------------------------
     def subscribe(self, listener: KvListener) -> None:
         """Tell `listener` which contents of the workload can be found here: first the present ones,
-        then each change when it is made. Changes of a try are told when it is committed. Not to be
-        called during a try. Raises ValueError if the ledger has no events (`publishes_events`).
-
-        Not while a change is tried. Raises ValueError if there are no events
-        (`publishes_events`).
-        """
+        then each change when it is made. Changes of a try follow when it is committed. Not to be
+        called during a try. Raises ValueError if the ledger has no events (`publishes_events`)."""
         raise ValueError(
             f"the {self.name} ledger publishes no KV events; use one that does, as kv=paged"
         )

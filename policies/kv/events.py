@@ -1,8 +1,8 @@
-"""KV events: which texts a ledger's prefix cache holds, told as that changes.
+"""KV events: changes of the texts in a ledger's prefix cache.
 
 vLLM publishes BlockStored and BlockRemoved (`vllm/distributed/kv_events.py`), and routers that know
-of caches (Dynamo, llm-d) keep an index of what each engine has told. docs/architecture.md says
-where the events here differ from vLLM's.
+of caches (Dynamo, llm-d) keep an index of each engine's events. Differences from vLLM's events are
+in docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class FindablePool(Protocol):
 
 
 class KvEvents:
-    """Tells listeners what can be found in `pool`, of the contents below `shared`.
+    """Report to listeners what can be found in `pool`, of the contents below `shared`.
 
-    The pool says which contents it has touched. What is told is the difference between what can be
-    found now and what was told before, so a second copy, and whatever a rollback takes back, is no
-    event. Nothing is told while a change is tried.
+    The pool says which contents it has touched. An event is a difference between the contents now
+    and those reported before. So a second copy, or a change undone by a rollback, is no event.
+    During a tried change there are no events.
     """
 
     def __init__(self, pool: FindablePool, shared: int) -> None:

@@ -79,7 +79,7 @@ class FreeStack:
         self.free += len(units)
 
     def lift(self, n: int) -> None:
-        """Undo a `put` of `n` units: they are on top, and go where they were."""
+        """Undo a `put` of `n` units: they are on top, and go back."""
         self.free -= n
 
     def units(self) -> np.ndarray:

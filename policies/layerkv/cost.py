@@ -1,9 +1,9 @@
 """What LayerKV believes: how long a prompt takes (eq. 3), how long a layer's KV is on the link (eq.
 4), and how many layers must therefore stay on the device.
 
-The paper has no form for decode steps: its scheduler measures them (`RecentSteps`). How much can be
-moved beside one is asked of the batch estimator, since a measured step that waited for its
-transfers would justify as many again.
+The paper has no form for decode steps: its scheduler measures them (`RecentSteps`). The batch
+estimator says how much can be moved during one: a measured step that waited for its transfers would
+justify as many again.
 """
 
 from __future__ import annotations

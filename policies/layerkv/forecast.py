@@ -33,9 +33,9 @@ def available_cells(
     """Eq. 5, int64[horizon + 1]: free cells at the beginning of this and of the next `horizon`
     stages.
 
-    A stage is `block_tokens` steps, so that a sequence takes one more block in it, the paper's
-    conservative assumption: one in each layer that it has on the device. All that it holds is
-    released after the stage in which it is expected to end.
+    A stage is `block_tokens` steps, so that a sequence takes one more block in it. By the paper's
+    conservative assumption this is one in each layer that it has on the device. All that it holds
+    is released after the stage in which it is expected to end.
 
     blocks, resident  of each sequence: blocks in its table, layers on the device
     left  tokens that it is expected to generate yet, at least 1 (inf: not known)

@@ -1,9 +1,9 @@
 """LayerKV's moves (Sec. 3.1.1, 3.1.2 and 4; eq. 5): which layers stay, leave, come back, or are
 fetched for one step.
 
-All transfers of a plan run beside its step, no more of them than the step is expected to hide, in
+All transfers of a plan run during its step, no more of them than the step is expected to hide, in
 each direction. So no request waits for a transfer but those whose layers it moves; and those wait
-on the host, which is where LayerKV has its requests queue.
+on the host, in which LayerKV's requests queue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LayerMoves:
 
     ranges     predicted lengths of running requests
     computing  rows whose prompt is in a step that has not been reported
-    demand     cells that the head of the queue needs, where it found no memory
+    demand     cells that the head of the queue needs, if it found no memory
     stuck      the forecast is below the threshold, and nothing can leave
     """
 
@@ -57,12 +57,12 @@ class LayerMoves:
         return math.ceil(self.options.threshold * self.ledger.num_blocks)
 
     def spare_blocks(self) -> int:
-        """Free beside what the head of the queue needs and the threshold."""
+        """Free blocks above the need of the queue's head and the threshold."""
         return (self.ledger.free_cells - self.demand) // self.ledger.layers - self.threshold
 
     def _spare_cells(self) -> int:
-        """What the forecast has above the threshold where it is lowest (eq. 5); less than 0: cells
-        that are short.
+        """Return the forecast's lowest number above the threshold (eq. 5); less than 0: cells that
+        are short.
 
         The head of the queue counts as soon as Algorithm 1 lets it begin.
         """
@@ -116,7 +116,7 @@ class LayerMoves:
         return bool(self.ledger.host_layers(row)) or not self._full()
 
     def prompt_seconds(self) -> float:
-        """How long the link is idle beside the prompts of the plan."""
+        """Return how long the link is idle during the prompts of the plan."""
         cost, ledger, plan = self.cost, self.ledger, self.plan
         return sum(
             cost.prefill_seconds(n) - cost.layer_seconds(n, int(ledger.host_layers(row)))
@@ -125,10 +125,9 @@ class LayerMoves:
 
     # -- layers leave ------------------------------------------------------------------------------
     def make_room_ahead(self, seconds: float | None = None) -> None:
-        """Sec. 3.1.1: where the forecast is below the threshold, kept layers go to the host, those
-        of the newest requests first; half of each request's, then the rest. As many as take
-        `seconds` on the link; None: as long as a decode step of all is expected to take, and one at
-        least.
+        """Sec. 3.1.1: if the forecast is below the threshold, kept layers go to the host, those of
+        the newest requests first; half of each request's, then the rest. As many as take `seconds`
+        on the link; None: as long as a decode step of all is expected to take, and one at least.
 
         The oldest request keeps what it has, and so do those whose prompt is in this step.
         """
@@ -264,8 +263,8 @@ class LayerMoves:
         return True
 
     def _bring(self) -> None:
-        """Rows with layers on the host, in order of arrival: the link's time beside the step goes
-        to them.
+        """Give the link's time during the step to rows with layers on the host, in order of
+        arrival.
 
         A row whose layers can all be fetched runs; those for which there is room then stay.
         Otherwise it waits, and its layers come back, a few a step. No row overtakes. If no other

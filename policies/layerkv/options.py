@@ -23,7 +23,7 @@ class LayerKvOptions(VllmV0Options):
     retain        max: as many layers stay as the forecast has room for; min: x
     proactive     layers leave when the forecast says so; off: when a step finds no memory
     promote       layers come back while the forecast allows; off: they are fetched for every step
-    park          a request whose layers on the host cannot be fetched beside the step waits there;
+    park          a request whose layers on the host cannot be fetched during the step waits there;
                   off: every request decodes in every step, which lasts as long as its transfers
     max_parked    while so many requests have layers on the host, only prompts begin whose layers
                   all stay on the device; None: as many as there are seats
@@ -32,8 +32,8 @@ class LayerKvOptions(VllmV0Options):
     horizon       stages of `block_tokens` steps that eq. 5 looks ahead
     predictor     of output lengths. trained: has learned from other requests of the same workload
                   before the first one comes, and no more after it (from none: as history); history:
-                  learns from requests that ended; perfect: is told the class, an ablation;
-                  oracle-length, or oracle: is told the length, a bound
+                  learns from requests that ended; perfect: knows the class, an ablation;
+                  oracle-length, or oracle: knows the length, a bound
     length_classes  classes of `trained` and `history`
     accuracy      of `perfect`: the share of requests that get their true class; others get a
                   neighbouring one

@@ -2,18 +2,18 @@
 the host.
 
 Source: Xiong et al., "LayerKV: Optimizing Large Language Model Serving with Layer-wise KV Cache
-Management". A plug-in for vLLM 0.5.5, and so one for policy `vllm-v0` here: without its parts, or
-while memory and objectives do not bind, it decides as that does. docs/layerkv.md says what was
-decided where the paper is open.
+Management". A plug-in for vLLM 0.5.5, and so one for policy `vllm-v0` here. Without its parts, or
+while memory and objectives do not bind, it decides as that does. Our choices for the paper's open
+points are in docs/layerkv.md.
 
 - Algorithm 1, eqs. 1-3: prompts are begun as long as those that decode can still meet their TPOT
   objective on average (`slo_aware`).
 - Sec. 3.1.1, eqs. 3-4: of a prompt at least the x layers stay on the device whose KV could not
-  leave while it is computed, and more where memory is free; the others go to the host beside the
+  leave while it is computed, and more if memory is free; the others go to the host during the
   computation (`layer_wise`).
-- Eq. 5: where the forecast of free blocks falls below a threshold, layers that were kept leave too
+- Eq. 5: if the forecast of free blocks falls below a threshold, layers that were kept leave too
   (`proactive`).
-- Requests with layers on the host decode if these can be fetched beside the step, or get them back
+- Requests with layers on the host decode if these can be fetched during the step, or get them back
   (`layers.py`).
 """
 
@@ -297,8 +297,8 @@ class LayerKvPolicy(VllmV0Policy):
 
     # -- runs --------------------------------------------------------------------------------------
     def _stands(self, plan: StepPlan, ledger: KvLedger, layers: LayerMoves | None) -> int:
-        """For how many further steps all rows decode on: until the forecast, or for a queue that
-        Algorithm 1 holds up the time that passed, may say something else."""
+        """Return for how many further steps all rows decode on: until the forecast changes or, for
+        a queue held up by Algorithm 1, the passed time does."""
         if self._held_up == "slo" or len(plan.rows) < len(self.queues.running):
             return 0
         steps = self._further_decodes(ledger)

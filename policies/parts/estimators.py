@@ -1,7 +1,7 @@
-"""What a policy believes a batch will take. A policy's knowledge, not the simulator's truth.
+"""A policy's estimate of a batch's time. A policy's knowledge, not the simulator's truth.
 
-A batch is given as columns over its requests in order: `is_prefill` bool[n], `new` int64[n] tokens
-to compute, `context` int64[n] resident and new tokens together, `swapped` int64[n] bytes that must
+A batch is given as columns over its requests in order: `is_prefill` bool[n]; `new` int64[n] tokens
+to compute; `context` int64[n] resident and new tokens together; `swapped` int64[n] bytes that must
 come back from the host first. Seconds.
 """
 
@@ -82,8 +82,8 @@ class BatchEstimator(Protocol):
         ...
 
     def decodes_within(self, batch: Batch, bound: float, limit: int) -> int:
-        """For how many steps after this one, at most `limit`, a batch of decodes takes at most
-        `bound` seconds a step, its contexts growing by one token each time."""
+        """Return for how many steps after this one, at most `limit`, a batch of decodes takes at
+        most `bound` seconds a step. Its contexts grow by one token each time."""
         ...
 
 

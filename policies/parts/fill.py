@@ -39,10 +39,9 @@ def fill(
     split         the row that the token budget ends in computes as much as is left of it
 
     A row that finds no memory takes that of the rows behind it in `order`, the last one first. If
-    even that is not enough no row loses anything, and the row is left out: one that holds memory
-    stays paused, and of those without memory none behind it may overtake it. With
-    `newcomers_evict` off, rows without memory take free memory only. Rows in flight over PCIe are
-    left out.
+    even that is not enough no row loses anything, and the row is left out. One that holds memory
+    stays paused; of those without memory none behind it may overtake it. With `newcomers_evict`
+    off, rows without memory take free memory only. Rows in flight over PCIe are left out.
 
     The caller begins the step on the ledger and takes its moves; an empty plan has changed nothing.
     """

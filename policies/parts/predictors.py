@@ -127,7 +127,7 @@ class Predictor(RequestPredictor):
         return None if demand is None else self._blurred(demand, application.name)
 
     def output_tokens(self, row: int, requests: RequestTable, kind: str | None = None) -> int:
-        """Tokens that a request will emit, >= 1. kind: of its application, where it has one."""
+        """Tokens that a request will emit, >= 1. kind: of its application, if any."""
         return self._blurred(self._output_tokens(row, requests, kind), requests.ids[row])
 
     def expected_output(

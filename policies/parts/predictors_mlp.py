@@ -3,13 +3,12 @@ applications (Yang et al., Sec. IV-B, Fig. 6). Needs scikit-learn (extra `learn`
 first class that is asked about.
 
 The paper: four layers, the first in proportion to the average input, 100 samples a class, mean
-squared error with L2 regularisation by gradient descent. Left open there, and chosen here: half as
-many neurons in the first layer as an input has words on average, half as many in each of the next
-two, and one output; the logarithm of the cost is what is learned, scaled to mean 0 and deviation 1,
-since costs of a class spread over an order of magnitude and the error that counts is relative; term
-counts are damped (1 + log) and vectors not normalised, or a text's length would be lost; 200 epochs
-with a penalty of 10, of five settings the best on other samples than those that errors are reported
-of (docs/justitia.md).
+squared error with L2 regularisation by gradient descent. Our choices for open points: half as many
+neurons in the first layer as an input has words on average; half as many in each of the next two;
+one output. The logarithm of the cost is learned, scaled to mean 0 and deviation 1: costs of a class
+spread over an order of magnitude. The relative error counts; term counts are damped (1 + log) and
+vectors not normalised, or a text's length would be lost; 200 epochs with a penalty of 10, of five
+settings the best on other samples than those that errors are reported of (docs/justitia.md).
 """
 
 from __future__ import annotations

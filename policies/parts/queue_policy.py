@@ -154,9 +154,9 @@ class QueuePolicy(Policy[OptionsOfQueue]):
         return plan
 
     def _shut(self, batch: _Batch, plan: StepPlan, ledger: KvLedger) -> bool:
-        """Whether the next plan has the same chunks: no row has just come, whose rank may be
-        another place in the batch, and waiting rows are held back by more than memory, of which it
-        would need less if more of its text were cached."""
+        """Return whether the next plan has the same chunks. No row has just come, which may rank
+        elsewhere in the batch. Waiting rows are held back by more than memory, of which they need
+        less if more of their text is cached."""
         if plan.admitted:
             return False
         alone = not (self.waiting or self.paused)

@@ -1,8 +1,8 @@
 """Runs of identical steps: when a plan is one of them, and for how long it can be
 (`StepPlan.valid_for`).
 
-In a run of decodes every row computes one token. In a mixed run there are prompts beside them, each
-with a chunk that is the same in every step, up to the step before the first of them ends.
+In a run of decodes every row computes one token. In a mixed run there are prompts too, each with
+the same chunk in every step, up to the step before the first of them ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a policy believes a batch will take whose decodes verify drafts.
+"""A policy's estimate of a batch whose decodes verify drafts.
 
 Of a decode, `Batch.new` counts one token and its drafts. Two forms: BROS's own with a phase fitted
-to decodes that verify as many drafts as there are, beside the one that verifies none; and any other
+to decodes that verify as many drafts as there are, and the one that verifies none; and any other
 model's times of just such steps.
 """
 

@@ -1,5 +1,5 @@
-"""What holds for all files that twinserve writes and reads again. docs/invariants.md lists them:
-their version numbers, how deep their JSON may be, and that they are written whole or not at all.
+"""Rules of all files that twinserve writes and reads again: version numbers, the depth of JSON, and
+whole files or none. docs/invariants.md lists the files.
 
 A program reads what it wrote itself and what earlier ones wrote. A file of a later program may mean
 something else by the same words, so it is refused in one line that says what to do.
@@ -128,7 +128,7 @@ class Format(Generic[Content]):
     upgrades  upgrades[i] makes content of version oldest + i into content of the next version;
               what content is, is the reader's affair
 
-    ValueError where an upgrade is missing.
+    Raises ValueError if an upgrade is missing.
     """
 
     name: str

@@ -1,9 +1,8 @@
 """The bidirectional ledger of BROS (IEEE version, Sec. V and Fig. 8; Alg. 1 lines 8 and 19).
 
 A block has at most one real-time owner, filling its slots from the left, and one best-effort owner,
-filling them from the right. If both claim the same slots, the one that ran last has its data
-there and the other's is on the host (lazy checkpoint). docs/live_memory.md draws the rules and
-lists what the paper leaves open.
+filling them from the right. If both claim the same slots, the one that ran last has its data there;
+the other's is on the host (lazy checkpoint). The rules and open points are in docs/live_memory.md.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ class BidirectionalLedger(KvLedger):
                  lazy checkpoints alike. Copies of slots that are resident again are kept, so that
                  they need not be copied twice, until the room is needed.
 
-    A row that is granted memory (`admit`, `grow`, `swap_in`) is pinned: it runs in the step being
-    planned, so all its slots are resident and not overwritten before `begin_step`. By then
-    its granted slots must be written; a grant taken back while still planning is given to
-    `withdraw`.
+    A row that is granted memory (`admit`, `grow`, `swap_in`) is pinned. It runs in the planned
+    step, so all its slots are resident and not overwritten before `begin_step`. By then its granted
+    slots must be written; a grant taken back while still planning is given to `withdraw`.
     """
 
     name = "bidirectional"

@@ -52,7 +52,7 @@ class StepMoves:
             journal.put(self, "relocations", None, ())
 
     def to_host(self, row: int, tokens: np.ndarray) -> None:
-        """Copied from where they are now."""
+        """Copy from their present slots."""
         self.to_host_from(row, tokens, *self._places(row, tokens))
 
     def to_host_from(
@@ -62,7 +62,7 @@ class StepMoves:
         self._add("leaving", row, (tokens, blocks, slots))
 
     def to_device(self, row: int, tokens: np.ndarray) -> None:
-        """Written to where they are when the step starts."""
+        """Write to their slots at the start of the step."""
         self._add("arriving", row, (tokens,))
 
     def _add(self, name: str, row: int, piece: tuple[np.ndarray, ...]) -> None:

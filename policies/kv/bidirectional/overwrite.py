@@ -1,6 +1,5 @@
 """Overwriting in the bidirectional ledger: an owner of a block writes slots that its peer claims
-too, and what the peer had there survives on the host (lazy checkpoint). Done for many blocks at
-once."""
+too. The peer's data survive on the host (lazy checkpoint). Done for many blocks at once."""
 
 from __future__ import annotations
 
@@ -91,8 +90,8 @@ class Overwriting:
         return True
 
     def host_has_room(self, fresh: Mapping[int, int]) -> bool:
-        """Room for copies of so many tokens of each row, which the device has lost just now, after
-        giving up copies of resident slots if needed, lowest row first.
+        """Make room for copies of so many tokens of each row, just lost by the device. If needed,
+        copies of resident slots are given up, lowest row first.
 
         Rows of this step keep theirs: a copy may just be on its way to the device.
         """

@@ -212,9 +212,8 @@ class Placement(Overwriting):
         return bool(np.count_nonzero(longer[1:] > (places + wider)[1:]))
 
     def restore(self, row: int, cells: np.ndarray, stuck: np.ndarray) -> bool:
-        """All missing slots of the (pinned) row come back, where they were or, against a pinned
-        peer, elsewhere. cells, stuck: `returning`
-        """
+        """Bring all missing slots of the (pinned) row back, to their old places or, with a pinned
+        peer, elsewhere. cells, stuck: `returning`"""
         state = self.state
         self.moves.to_device(row, state.missing(row))
         resident = (state.count[cells] - state.lack[cells])[stuck]
@@ -293,9 +292,8 @@ class Placement(Overwriting):
         return int(best[0]) if len(best) else -1
 
     def _block_for_be(self, count: int) -> int:
-        """Cell of a real-time owner with so many free slots beside it, else of one that does not
-        run, or -1.
-        """
+        """Return the cell of a real-time owner with so many free slots in its block, else of one
+        that does not run, or -1."""
         state = self.state
         cells = self.sharable()
         best = self.emptiest(cells, 1)

@@ -16,7 +16,7 @@ def relief_of_real_time(
     """Blocks that real-time `row` lacks of room up to `tokens`, and those that each victim yields.
 
     None comes from best-effort victims: the row may enter their own blocks anyway, and the others
-    have a real-time owner. Neither do blocks of real-time ones beside a best-effort row that runs.
+    have a real-time owner. Neither do blocks that a running best-effort row shares.
     real_time  bool[n], of the victims
     """
     state = place.state
@@ -101,8 +101,9 @@ def _slots_lacking(place: Placement, row: int, tokens: int) -> int:
 
 
 def _slots_gained(place: Placement, row: int, victims: np.ndarray) -> np.ndarray:
-    """Slots of the victims' blocks that `row` could then fill: of best-effort ones all that no
-    real-time row which runs holds, of real-time ones those that it could not overwrite before."""
+    """Return the slots of the victims' blocks that `row` could then fill. Of best-effort ones these
+    are all that no running real-time row holds; of real-time ones, those that it could not
+    overwrite before."""
     state = place.state
     cells = np.flatnonzero(state.used_kinds >= _BOTH - 1) + state.num_blocks
     peers = state.peer[cells]

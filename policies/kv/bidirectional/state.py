@@ -89,10 +89,11 @@ class SlotState:
     owner  row                  count  its slots in this block, filled from its end of the block
     lack   the newest `lack` of them are on the host only
     index  place of the block in the owner's block table       start  first token held here
-    If count is 0 no row holds anything, and the others are 0 too.
-    kind, int8[num_blocks]: bit 0: a real-time owner, bit 1: a best-effort one
-    version changes whenever any of it does, or the running rows do.
-    Tokens of a row are numbered 0, 1, ... as in its text. `on_host` counts those with copies.
+
+    If count is 0 no row holds anything, and the others are 0 too. kind, int8[num_blocks]: bit 0: a
+    real-time owner; bit 1: a best-effort one. version changes whenever any of it does, or the
+    running rows do. Tokens of a row are numbered 0, 1, ... as in its text. `on_host` counts those
+    with copies.
     """
 
     kernel = slots  # None: Python does it all

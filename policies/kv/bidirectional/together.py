@@ -1,5 +1,5 @@
 """Growth of many real-time rows at once in the bidirectional ledger, over slots of best-effort rows
-that do not run: where memory is full, most rows of a step grow so."""
+that do not run. If memory is full, most rows of a step grow so."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ def grow_together(place: Placement, rows: np.ndarray, tokens: np.ndarray) -> int
     """Grow real-time rows within their last blocks, or from a full one into one more. Returns how
     many rows from the front of `rows` grew: those that need nothing else, and for which the host
     has room without giving anything up. They get the slots that `Placement.grow` would give them
-    one by one.
-
-    Takes the slots that `Placement.grow` would give them one by one: none of them touches what
-    another one looks at, and the blocks that they enter are taken in their order.
-    """
+    one by one: none of them touches another one's, and blocks are taken in their order."""
     state = place.state
     before, cells = state.tokens[rows], state.last[rows]
     need, mine, peers = np.maximum(tokens - before, 0), state.count[cells], state.peer[cells]

@@ -1,13 +1,13 @@
 """The layer-wise ledger: a block of tokens is on the device in some layers and on the host in the
 others.
 
-Source: Xiong et al., "LayerKV", Sec. 3.1.1 and 3.1.2. docs/layerkv.md says what was decided where
-the paper is open.
+Source: Xiong et al., "LayerKV", Sec. 3.1.1 and 3.1.2. docs/layerkv.md has our choices for the
+paper's open points.
 
 All blocks of a request have the same layers on the device. Which ones follows from how many there
-are (`offload_order`), so a request's residency is a number; where each block of each resident layer
-lies is its per-layer block table. For a policy that knows nothing of layers this is a paged memory
-without prefix cache: `admit`, `grow`, `swap_out` move whole requests.
+are (`offload_order`), so a request's residency is a number. Its per-layer block table has the place
+of each block of each resident layer. For a policy that knows nothing of layers this is a paged
+memory without prefix cache: `admit`, `grow`, `swap_out` move whole requests.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class LayerwiseLedger(UndoLedger):
 
     def cells_of(self, row: int) -> np.ndarray:
         """int64[layers, blocks]: the cell of each block of a row in each layer of the model; AWAY
-        where the layer is on the host."""
+        if the layer is on the host."""
         host, held = int(self._host[row]), int(self._held[row])
         cells = np.full((self.layers, held), AWAY)
         cells[list(self.order[host:])] = self._tables[row][host:, :held]
@@ -258,14 +258,14 @@ class LayerwiseLedger(UndoLedger):
         """Copy `layers` more layers of the row to the host; False and nothing changed if the host
         has no room for them.
 
-        Their cells are free from the next step on, when the copy has ended beside this one.
+        Their cells are free from the next step on, when the copy has ended during this one.
         at_once: now, and the step waits for the copy. The row must not run in this step unless it
         is streamed.
         """
         return self._leave(row, layers, Hold.BEFORE_STEP if at_once else Hold.STEP, at_once)
 
     def onload(self, row: int, layers: int) -> bool:
-        """Bring back `layers` layers of the row, beside this step; False and nothing changed if
+        """Bring back `layers` layers of the row, during this step; False and nothing changed if
         there is no room."""
         host, held = int(self._host[row]), int(self._held[row])
         if not 0 < layers <= host:

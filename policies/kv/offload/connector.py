@@ -166,7 +166,7 @@ class Offloading:
                 self._fence(job)
 
     def follows(self, row: int) -> bool:
-        """Whether it has the row, and has not been told of its end."""
+        """Return whether it has the row, and has not heard of its end."""
         request = self._requests.get(row)
         return request is not None and not request.ended
 

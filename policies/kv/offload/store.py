@@ -54,7 +54,7 @@ class Eviction(ABC):
     @abstractmethod
     def evict(self, n: int, kept: Collection[int]) -> list[tuple[int, Chunk]] | None:
         """Remove `n` chunks that are not read or written, none of `kept`; None, and nothing
-        changed, where there are fewer."""
+        changed, if there are fewer."""
 
     def missed(self, keys: Sequence[int]) -> None:
         """A request would store these for the first time, and they are not here."""

@@ -3,7 +3,7 @@ request runs.
 
 Source: Qiao et al., "ConServe: Harvesting GPUs for Low-Latency and High-Throughput Large Language
 Model Serving" (2024), incremental checkpointing. KV of a full block never changes, so its copy
-stays good until the request ends, and what has one need not be moved when the request loses its
+stays good until the request ends. A copied block need not be moved when the request loses its
 place.
 """
 
@@ -22,7 +22,7 @@ from twinserve.policies.requests import FIRST_ROWS
 class CheckpointedLedger(PagedLedger):
     """A paged ledger with copies of resident blocks on the host; parameters as for PagedLedger.
 
-    The copies of a row are of its first blocks. They take room on the host; where a row that is
+    The copies of a row are of its first blocks. They take room on the host; if a row that is
     swapped out needs it, those of other rows go, the first to arrive first (it is the last to be
     preempted).
     """
@@ -51,7 +51,7 @@ class CheckpointedLedger(PagedLedger):
 
     # -- changes -----------------------------------------------------------------------------------
     def checkpoint(self, row: int, blocks: int) -> int:
-        """Copy at most `blocks` further full blocks of the row to the host, beside this step, as
+        """Copy at most `blocks` further full blocks of the row to the host, during this step, as
         far as there is room. Returns how many."""
         first = int(self._copied[row])
         blocks = min(

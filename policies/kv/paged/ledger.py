@@ -242,8 +242,8 @@ class PagedLedger(UndoLedger):
             self._publish_all(rows, tokens)
 
     def _take_all(self, rows: np.ndarray, fresh: np.ndarray) -> bool:
-        """So many blocks for each row, none below 1; False and nothing changed where there are too
-        few."""
+        """Take so many blocks for each row, none below 1; False and nothing changed if there are
+        too few."""
         growing = fresh > 0
         if np.count_nonzero(growing):
             counts = fresh[growing]
@@ -436,7 +436,7 @@ class PagedLedger(UndoLedger):
             self._count_users(blocks[real_time], +1)
 
     def _publish_each(self, rows: np.ndarray, full: np.ndarray) -> None:
-        """`_publish` for many rows, all at once where no text is in it twice."""
+        """`_publish` for many rows, all at once if no text is in it twice."""
         blocks, contents = [], []
         for row, old, new in zip(
             rows.tolist(), self._published[rows].tolist(), full.tolist(), strict=True

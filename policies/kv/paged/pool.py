@@ -4,8 +4,8 @@ semantics, on arrays.
 vLLM keeps one queue of free blocks: blocks without a hash go back to its front, blocks with one to
 its end, and allocation takes from the front. So the queue is always "blank blocks, then cached
 blocks, least recently freed first", and is kept here as those two parts. Every operation handles a
-whole run of blocks: a chunk of cached blocks enters the eviction order as one array, and blocks
-that are used again leave it by losing their stamp, not by a search.
+whole run of blocks. A chunk of cached blocks enters the eviction order as one array. Blocks that
+are used again leave it by losing their stamp, not by a search.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Which cached block goes first when several things count: Echo's eviction order (Sec. 4.2), and
-LRU beside it.
+"""The order in which cached blocks are evicted: Echo's (Sec. 4.2), and LRU within it.
 
 Source: Wang et al., "Echo: Efficient Co-Scheduling of Hybrid Online-Offline Tasks for Large
 Language Model Serving", Sec. 4.2 and Sec. 6 (KV cache manager). Blocks that a row uses are never
 evicted (the paper's priority infinity). Of the others the lowest priority goes first, and within
 one priority the block that was used longest ago:
 
-    rc    offline requests that will use the content, where there are any
+    rc    offline requests that will use the content, if any
     0.5   finished online requests' blocks
     0     finished offline requests' blocks
 
@@ -198,7 +197,7 @@ class CountedPool(BlockPool):
 
     def _evict_few(self, n: int) -> np.ndarray | None:
         """The same for what tokens of decodes take, block by block: for few blocks, numbers are
-        faster than arrays. None, and nothing changed, where that is not the plain case."""
+        faster than arrays. None, and nothing changed, if that is not the plain case."""
         if self.undo is not None or self._copies or self.events is not None:
             return None
         heap, used_at_of, rank_of, rc = self._heap, self._used_at, self._rank, self.rc

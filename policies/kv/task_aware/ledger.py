@@ -1,10 +1,9 @@
 """Echo's KV cache manager (Sec. 4.2): paged memory that knows which cached blocks will be used
 again.
 
-Every offline request in the table counts, from its submission to its end, on each block of its
-prompt: the pool's and the running ones together, as the paper's reference count (rc) does. So any
-policy can use this memory, and nothing has to be told to it: requests of class best-effort are the
-offline ones.
+Every offline request in the table, queued or running, counts from its submission to its end on each
+block of its prompt (the paper's reference count, rc). So any policy can use this memory without
+further input: requests of class best-effort are the offline ones.
 
 `paged-rc` evicts by last use, like `paged`, and only offers the counts: the memory of Echo's
 BS+E+S, whose scheduler weighs what an eviction loses. `task-aware` also evicts by them.
