@@ -1,4 +1,4 @@
-"""Which of a test's parameters `.ci/run` has; `.ci/nightly` has all.
+"""Which of a test's parameters `.ci/run` has; `.ci/nightly` has all. And many of them in one test.
 
 A test of every pair of two lists runs a pair for each value of the longer list in `.ci/run`, with
 each value of the shorter one in its turn. The other pairs have the mark `nightly`.
@@ -6,13 +6,34 @@ each value of the shorter one in its turn. The other pairs have the mark `nightl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import pytest
 
 # One policy of each kind, where a property is asked of all of them. BROS takes as long as the
 # others together: a test has it where it says so.
 SOME_POLICIES = ("vllm", "mlfq", "layerkv", "justitia", "echo-bs")
+
+
+def each(name: str, values: Collection) -> Callable[[Callable], Callable[[], None]]:
+    """One test of all `values`, where a test of each takes longer than what it asks. The error
+    has a note of the value with which it came."""
+
+    def of_all(test: Callable) -> Callable[[], None]:
+        def one_by_one() -> None:
+            assert values
+            for value in values:
+                try:
+                    test(**{name: value})
+                except BaseException as error:
+                    error.add_note(f"{name}: {value!r}")
+                    raise
+
+        one_by_one.__name__, one_by_one.__doc__ = test.__name__, test.__doc__
+        one_by_one.__module__ = test.__module__
+        return one_by_one
+
+    return of_all
 
 
 def mostly_nightly(values: Iterable, *kept) -> list:

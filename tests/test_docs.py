@@ -6,8 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
+from tests.parameters import each
 from twinserve.policies.registry import LEDGERS
 from twinserve.sim.fleet.routers.registry import ROUTERS
 from twinserve.traces.readers.options import OWN_READERS
@@ -85,12 +84,12 @@ def test_pages_are_no_longer_than_agreed():
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES)
 def test_every_path_on_a_page_exists(page):
     assert [path for path in paths(page.read_text()) if not is_there(path)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES)
 def test_every_dotted_name_on_a_page_can_be_resolved(page):
     text = page.read_text()
     names = {f"twinserve{dotted}" for dotted in NAMES.findall(text)} - INVENTED

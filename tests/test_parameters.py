@@ -3,7 +3,7 @@
 import pytest
 
 from tests.conftest import LONGEST, TESTS
-from tests.parameters import in_turn, mostly_nightly, mostly_nightly_pairs
+from tests.parameters import each, in_turn, mostly_nightly, mostly_nightly_pairs
 
 PAIRS = [(a, b) for a in "abcde" for b in "xyz"]
 
@@ -35,6 +35,20 @@ def test_no_pair_is_lost_and_those_left_out_are_marked():
 def test_a_value_that_is_not_there_cannot_be_kept():
     with pytest.raises(AssertionError, match="none of the values"):
         mostly_nightly(["a"], "b")
+
+
+def test_each_value_is_asked_and_the_one_that_fails_is_named():
+    seen = []
+
+    def ask(letter):
+        seen.append(letter)
+        assert letter != "b"
+
+    with pytest.raises(AssertionError) as error:
+        each("letter", "abc")(ask)()
+    assert seen == ["a", "b"] and error.value.__notes__ == ["letter: 'b'"]
+    with pytest.raises(AssertionError):
+        each("letter", "")(ask)()
 
 
 def test_files_that_begin_are_there():

@@ -8,6 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.commands import status
+from tests.parameters import each
 from twinserve.policies.overview import KNOWN, policy_rows
 from twinserve.policies.registry import policy_names
 from twinserve.profiles.catalog import GPUS, MODELS, find_model
@@ -45,7 +46,7 @@ def test_every_model_has_the_kv_bytes_of_its_published_layers_and_heads():
         assert MODELS[name].kv_bytes_per_token == 2 * int(row["layers"]) * layer * 2, name
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@each("name", PUBLISHED)
 def test_every_model_has_its_published_size(name):
     said = PUBLISHED[name].billions
     digits = len(said.partition(".")[2])
@@ -163,7 +164,7 @@ def test_formats_that_vllm_would_not_run_are_refused(name, words):
         load_profile(name)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_every_model_runs_somewhere_without_an_extra(name):
     """The smallest of one to eight H200 or B200 that holds it, by the roofline."""
     for gpu, tp in (("h200", 1), ("h200", 2), ("h200", 4), ("b200", 4), ("h200", 8), ("b200", 8)):
@@ -176,7 +177,7 @@ def test_every_model_runs_somewhere_without_an_extra(name):
     pytest.fail(f"{name} fits nowhere")
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@each("gpu", GPUS)
 def test_every_gpu_runs_a_small_model(gpu):
     profile = derive_profile("qwen3-1.7b", gpu)
     assert 5e-4 < profile.model().step_seconds(decode_work(8, 500)) < 0.1

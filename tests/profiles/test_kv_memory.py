@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.parameters import each
 from tests.profiles.kv_logs import logged_starts, printed_kv_tokens
 from twinserve.profiles.catalog import MODELS, find_gpu, find_model
 from twinserve.profiles.kv_memory.cards import GIB
@@ -103,7 +104,7 @@ def test_more_ranks_have_less_weights_each_and_more_tokens_together(model):
     assert [one.blocks for one in found] == sorted(one.blocks for one in found)
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
+@each("model", sorted(MODELS))
 def test_weights_are_the_parameters_of_the_model_and_little_more(model):
     """Projections of latent attention are kept twice, and MXFP4 is padded."""
     llm = find_model(model)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.parameters import each
 from tests.profiles.test_profiles_marks import MARKS
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import decode_work
@@ -43,7 +44,7 @@ def _attention(profile: Profile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 # Attention
 
 
-@pytest.mark.parametrize("name", TABLES)
+@each("name", TABLES)
 def test_attention_rises_with_requests_and_context_and_reads_from_memory(name):
     profile = load_profile(name)
     seconds, share, layer_bytes = _attention(profile)
@@ -53,7 +54,7 @@ def test_attention_rises_with_requests_and_context_and_reads_from_memory(name):
     assert share[fits].max() <= share[~fits].max() * 1.001
 
 
-@pytest.mark.parametrize("name", TABLES)
+@each("name", TABLES)
 def test_much_kv_is_read_at_most_of_the_memory_rate(name):
     """From 1,024 pairs of a request and a KV head on, with contexts of 1,024 tokens or more, at
     least 60 %."""

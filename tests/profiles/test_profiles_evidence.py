@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parameters import each
 from twinserve.experiments.validation import evidence as made
 from twinserve.experiments.validation.main import truth_folder
 from twinserve.profiles.catalog import find_model
@@ -127,7 +128,7 @@ def test_long_prompts_on_h100_are_said_to_be_hardly_measured(form):
     assert found.error > 0.18 and "none above 577 tokens" in found.source
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_profile_has_an_error_for_each_kind_of_step_in_one_line(name):
     profile = load_profile(name)
     found = expected_errors(profile)
@@ -195,7 +196,7 @@ def test_a_form_that_is_surer_of_an_engine_without_tables_is_named():
         assert "surer" not in choose(name).why
 
 
-@pytest.mark.parametrize("name", list_profiles())
+@each("name", list_profiles())
 def test_asking_for_a_profiles_own_form_changes_nothing(name):
     profile = load_profile(name)
     assert expected_errors(profile, profile.step_model.form) == expected_errors(profile)

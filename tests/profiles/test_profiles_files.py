@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.parameters import each
 from tests.profiles import configs
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.composition import decode_work
@@ -78,7 +79,7 @@ def test_every_name_has_one_file():
     }
 
 
-@pytest.mark.parametrize("name", list_profiles())
+@each("name", list_profiles())
 def test_every_shipped_profile_is_whole(name):
     profile = load_profile(name)
     assert profile.name == name

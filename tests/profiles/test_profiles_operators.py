@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.examples import examples
+from tests.parameters import each
 from tests.profiles.recorded_steps import slower_host, write_steps
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
@@ -178,7 +179,7 @@ def test_a_misshapen_table_is_refused(change, words):
         OperatorForm(**{**fields, **change})
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@each("name", OPERATORS)
 def test_more_work_takes_no_less_time(name):
     model = load_profile(name).model()
     contexts = [model.step_seconds(decode_work(32, c)) for c in (64, 300, 1000, 5000, 20_000)]

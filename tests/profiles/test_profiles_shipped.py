@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
+from tests.parameters import each
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, read_run, simulate, simulated_samples
 from twinserve.profiles.composition import decode_work, prefill_work
@@ -77,7 +78,7 @@ def _decode_bound(profile: Profile, requests: int, context: int) -> float:
     ) / profile.tp
 
 
-@pytest.mark.parametrize("key", AIC)
+@each("key", AIC)
 def test_no_decode_beats_the_data_sheet_or_is_far_from_it(key):
     """From one to 256 requests, kernels take 1 to 2 times the bound; few requests of a mixture,
     whose experts are small, more."""
@@ -90,13 +91,13 @@ def test_no_decode_beats_the_data_sheet_or_is_far_from_it(key):
         assert 1.0 < ratio < slowest, (requests, ratio)
 
 
-@pytest.mark.parametrize("key", AIC)
+@each("key", AIC)
 def test_prompts_reach_a_realistic_share_of_the_compute_rate(key):
     profile = _shipped(key)
     assert (0.2 if profile.llm.experts else 0.4) < _prompt_share(profile, 2048) < 0.85
 
 
-@pytest.mark.parametrize("name", list_profiles())
+@each("name", list_profiles())
 def test_no_shipped_profile_computes_or_reads_faster_than_its_gpu(name):
     """Prompts of 2k to 16k tokens against peak FLOP/s, decodes against memory; also past the end of
     the tables."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.parameters import each
 from tests.sim.test_serve_line import truth
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.gpu_labels import gpu_of_label, machine_of_label
@@ -12,7 +13,7 @@ from twinserve.profiles.models.hub_ids import PUBLISHED, catalogue_name, longest
 from twinserve.profiles.specs import ProfileError
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@each("name", PUBLISHED)
 def test_every_catalogue_model_is_known_by_its_id(name):
     published = PUBLISHED[name]
     assert {catalogue_name(published.hub), catalogue_name(published.shipped or published.hub)} == {
