@@ -165,12 +165,15 @@ def simulated(config: SimulationConfig) -> dict[str, float]:
     result = run_policy(inputs, inputs.policies[0])
     requests, stays = result.rows.requests, result.rows.placements
     where = (requests if stays is None else stays)["replica"].to_numpy(np.int64)
+    cached = requests["hit_tokens"]
+    if stays is not None:  # a server says what it found itself, and the last one has the word
+        cached = stays.sort_values("placement").groupby("request")["hit_tokens"].last()
     # a crashed replica's successor has the next number
     where = where[where >= 0].clip(max=config.replicas - 1)
     sent = np.bincount(where, minlength=config.replicas)
     return {
         **metrics(of_run("simulated", result).latencies, len(requests)),
-        **_hits(requests["hit_tokens"].to_numpy(float), requests["prompt_tokens"].to_numpy(float)),
+        **_hits(cached.to_numpy(float), requests["prompt_tokens"].to_numpy(float)),
         "moved": float(len(where) - len(requests)),
         **{f"sent to {i + 1}": float(n) for i, n in enumerate(sent)},
     }

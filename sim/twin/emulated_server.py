@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,8 @@ from twinserve.sim.results.metrics_requests import RequestColumns
 from twinserve.sim.results.schemas import ENGINE_ARRIVAL
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
+from twinserve.traces.transform import take_rows
+from twinserve.traces.workload import Workload
 
 KEEPS_UP, SENT_S = 0.01, 0.005  # share of late steps, mean delay of a client: the host's limits
 METRICS = ("ttft", "tpot", "e2el")
@@ -55,9 +57,15 @@ class EmulatedServer:
         few_late = self.lateness.late <= KEEPS_UP * self.lateness.steps
         return few_late and float(self.parts[_BEFORE[0]].mean()) <= SENT_S
 
+    def arrived(self, workload: Workload) -> Workload:
+        """The workload as it came to the engine's process: a request that is a few milliseconds
+        late may have to wait for a whole step more."""
+        at_s = workload.arrival_s + sum(self.parts[name] for name in _BEFORE)
+        return take_rows(replace(workload, arrival_s=at_s), np.argsort(at_s, kind="stable"))
+
     def means(self, run: RunResult, fronted: RunResult) -> dict[tuple[str, str], tuple]:
         """By where and metric: the mean that was simulated and the mean that was seen, seconds.
-        run: without a front end, for the engine; fronted: for clients."""
+        run: of `arrived`, for the engine; fronted: with a front end, for clients."""
         found = {}
         for where, result in (("engine", run), ("client", fronted)):
             columns = RequestColumns.of(result.rows.requests)

@@ -26,7 +26,9 @@ AIM_PCT = 0.5
 class EmulatedComparison:
     """One policy. parted: vLLM's first different decision, in one line; empty: none. steps:
     simulated and emulated. drift: steps in which vLLM's scheduler did not follow our policy's plan,
-    if one of ours schedules. served: the same before a real server, in wall time."""
+    if one of ours schedules. served: the same before a real server, in wall time; arrived:
+    simulated as requests came to its engine; fronted: what its clients see, with the front end if
+    there is one."""
 
     spec: PolicySpec
     simulated: RunResult
@@ -35,11 +37,12 @@ class EmulatedComparison:
     steps: tuple[int, int]
     drift: int
     served: EmulatedServer | None = None
+    arrived: RunResult | None = None
     fronted: RunResult | None = None
 
     @property
     def _runs(self) -> tuple[RunResult, RunResult]:
-        return self.simulated, self.fronted or self.simulated
+        return self.arrived or self.simulated, self.fronted or self.simulated
 
     def errors(self) -> dict[str, float]:
         """Of the simulated means, in percent, by metric."""
@@ -108,9 +111,15 @@ def compare_emulated(
         drift = getattr(engine.scheduler, "drift", 0)
     ours, theirs = parse_log(simulated.decisions), parse_log(real.decisions)
     steps = len(ours.steps), len(theirs.steps)
-    server = serve_emulated(inputs, spec) if served else None
+    server = arrived = None
+    if served:
+        server = serve_emulated(inputs, spec)
+        came = replace(inputs, workload=server.arrived(inputs.workload))
+        arrived = run_simulation(Simulation(came, spec, report))
     differs = parted(ours, theirs)
-    return EmulatedComparison(spec, simulated, real, differs, steps, drift, server, fronted)
+    return EmulatedComparison(
+        spec, simulated, real, differs, steps, drift, server, arrived, fronted
+    )
 
 
 def compare_each(

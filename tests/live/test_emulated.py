@@ -104,7 +104,7 @@ def test_a_server_in_wall_time_is_compared_with_the_simulation(vllm, policy):
     found = compare_emulated(inputs, inputs.policies[0], served=True)
     server = found.served
     assert not found.fault and server.lateness.steps > 50
-    means, parts = server.means(found.simulated, found.fronted), server.mean_parts(found.fronted)
+    means, parts = server.means(found.arrived, found.fronted), server.mean_parts(found.fronted)
     assert np.sum(list(parts.values()), axis=0) == pytest.approx(means["client", "ttft"])
     assert all((seconds > -1e-4).all() for seconds in server.parts.values())
 

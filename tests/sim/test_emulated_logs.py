@@ -84,6 +84,13 @@ def test_a_clients_wait_is_told_by_its_parts(run):
     assert np.sum(list(parts.values()), axis=0) == pytest.approx(means["client", "ttft"])
 
 
+def test_the_engine_is_compared_by_its_own_arrivals(run):
+    workload = run[0].workload
+    came = served(late=0).arrived(workload)
+    assert came.ids == workload.ids
+    assert came.arrival_s == pytest.approx(workload.arrival_s + [0.3, 0.2])
+
+
 def test_a_simulated_front_end_has_the_same_parts(run):
     fronted = resolve(run[0].config.model_copy(update={"front_end": "vllm"}))
     server, simulated = served(late=0), run_policy(fronted, fronted.policies[0])
