@@ -12,8 +12,11 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from twinserve.backends.live.emulate import settings
 from twinserve.backends.live.engine import tiny_model
 from twinserve.backends.live.serving.process import CPU_ENGINE, VLLM, ServerProcess
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.hardware import resolve_hardware
 
 SCHEDULER = "twinserve.backends.live.serving.scheduler.PolicyScheduler"
 MIDDLEWARE = "twinserve.backends.live.serving.attributes.CheckAttributes"
@@ -28,11 +31,23 @@ def write_served_model(folder: Path) -> Path:
 
 
 class Server(ServerProcess):
-    """`vllm serve` with `options` for our scheduler (None: vLLM's own)."""
+    """`vllm serve` with `options` for our scheduler (None: vLLM's own). emulated: on an H100 that
+    only waits, some 7 ms a step on a busy machine too."""
 
     def __init__(
-        self, folder: Path, model: Path, options: dict | None, arguments: Sequence[str] = ()
+        self,
+        folder: Path,
+        model: Path,
+        options: dict | None,
+        arguments: Sequence[str] = (),
+        emulated: bool = False,
     ) -> None:
+        if emulated:
+            config = SimulationConfig(profile="llama-3.1-8b@h100", async_scheduling=False)
+            gpu = settings.emulated(config, resolve_hardware(config)).model_dump()
+            options = {**(options or {}), settings.KEY: gpu}
+            arguments = [*arguments, "--worker-cls", settings.WORKER]
+            arguments += ["--distributed-executor-backend", settings.EXECUTOR]
         given = ["--load-format", "safetensors", "--dtype", "float32", "--enforce-eager"]
         given += ["--block-size", "32", "--no-async-scheduling", "--generation-config", "vllm"]
         given += ["--middleware", MIDDLEWARE, *arguments]

@@ -46,12 +46,11 @@ class Session:
 
     def send(self, entries: Entries | None) -> None:
         """From now on the worker is sent these entries instead of the scheduler's blocks."""
-        names = self.engine._names
 
         def schedule(*args, **kwargs):
             output = self._schedule(*args, **kwargs)
             if entries is not None:
-                rewrite_blocks(output, lambda i, blocks, anew: entries(names[i], blocks, anew))
+                rewrite_blocks(output, entries)
             return output
 
         self.engine.scheduler.schedule = schedule
@@ -95,14 +94,7 @@ def rewrite_blocks(output, entries: Entries) -> None:
 
 @contextlib.contextmanager
 def session(model, **extra) -> Iterator[Session]:
-    from vllm.engine import arg_utils
-
-    kept = arg_utils.EngineArgs
-    arg_utils.EngineArgs = lambda **arguments: kept(**arguments, **extra)
-    try:
-        engine = LiveEngine(SETTINGS, model)
-    finally:
-        arg_utils.EngineArgs = kept
+    engine = LiveEngine(SETTINGS, model, **extra)
     try:
         yield Session(engine)
     finally:
@@ -118,7 +110,7 @@ def model(vllm, tmp_path_factory):
 def stock(model) -> dict[str, Output]:
     """What vLLM's own attention answers."""
     with session(model) as own:
-        attention = own.engine.engine.model_executor.driver_worker.worker.model_runner
+        attention = own.engine.worker.model_runner
         assert "CPU_ATTN" in str([g.backend.get_name() for g in attention.attn_groups[0]])
         return own.run()
 
@@ -140,7 +132,7 @@ def bidirectional(model, stock) -> Iterator[Session]:
     }
     try:
         with session(model, **extra) as ours:
-            runner = ours.engine.engine.model_executor.driver_worker.worker.model_runner
+            runner = ours.engine.worker.model_runner
             assert [g.backend.get_name() for g in runner.attn_groups[0]] == ["CUSTOM"]
             yield ours
     finally:
@@ -176,7 +168,7 @@ def test_a_wrong_direction_shows(stock, bidirectional):
     """A block whose direction is told anew halfway is read from the wrong end: the tests above see
     directions."""
     session = bidirectional
-    runner = session.engine.engine.model_executor.driver_worker.worker.model_runner
+    runner = session.engine.worker.model_runner
     session.send(None)
     session.engine.submit("a", prompt_of("a"), LENGTHS["a"][1])
     for _ in range(4):
@@ -269,7 +261,7 @@ def test_blocks_left_early(stock, bidirectional):
     held = [20, 7, 1, 30, 24]  # 82 tokens
     pool = list(range(40, 40 + len(held)))
     told = slots.entries_of(pool, True)
-    engine = bidirectional.engine.engine
+    engine = bidirectional.engine._engine
     engine.collective_rpc("twinserve_set_counts", args=(told[:-1].tolist(), held[:-1]))
     caches = bidirectional.caches()
     for keys, values in caches:

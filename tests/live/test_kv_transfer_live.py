@@ -33,17 +33,7 @@ class SwapEngine(LiveEngine):
     def __init__(
         self, settings, model, host_tokens: int, role: str = "kv_producer", **extra
     ) -> None:
-        self.arguments = swap_arguments(host_tokens, role) | extra
-        super().__init__(settings, model)
-
-    def _build(self, model):
-        from vllm.engine import arg_utils
-
-        real = arg_utils.EngineArgs
-        with mock.patch.object(
-            arg_utils, "EngineArgs", lambda **known: real(**known | self.arguments)
-        ):
-            return super()._build(model)
+        super().__init__(settings, model, **swap_arguments(host_tokens, role) | extra)
 
     @property
     def connector(self):
@@ -145,9 +135,7 @@ def test_requests_that_never_swap_are_scheduled_as_without_connector(model, role
     ):
         with contextlib.closing(build()) as engine:
             answers.append(serve(engine, make_requests()))
-            logs.append([engine._observed(step) for step in engine.scheduler.log])
-            config = engine.engine.vllm_config.scheduler_config
-            assert not config.async_scheduling
+            logs.append(engine.scheduler.log)
     assert any(step.preempted for step in logs[0])
     assert logs[0] == logs[1]
     for name in answers[0]:
@@ -218,7 +206,7 @@ def test_transfers_are_reported(engine):
         target: sum(t.tokens for t in transfers if t.target == target) for target in (HOST, DEVICE)
     }
     assert moved[HOST] == tokens["out"]
-    cached = engine.settings.enable_prefix_caching
+    cached = engine.limits.enable_prefix_caching
     assert moved[DEVICE] < tokens["back"] if cached else moved[DEVICE] == tokens["back"]
     for transfer in transfers:
         assert transfer.nbytes == transfer.tokens * SLOT_BYTES
@@ -240,9 +228,9 @@ def test_a_damaged_host_copy_shows_in_the_answer(engine, undisturbed):
             engine.step()
         scheduler.before_step.append(lambda s: s.send_out(s.running[0]))
         engine.step()  # nothing runs
-        if engine.settings.enable_prefix_caching:
+        if engine.limits.enable_prefix_caching:
             engine.forget_prefixes()  # else most of it would come from there
-        rows = engine.connector.host.held(scheduler_id(engine, name))
+        rows = engine.connector.host.held(name)
         assert rows > len(prompt)
         if damage:
             engine.copier.host[: rows - 1] += 1 << 20
@@ -255,10 +243,6 @@ def test_a_damaged_host_copy_shows_in_the_answer(engine, undisturbed):
     all_rows_free(engine)
 
 
-def scheduler_id(engine: SwapEngine, name: str) -> str:
-    return next(inner for inner in engine.scheduler.requests if engine._names[inner] == name)
-
-
 def test_an_aborted_request_leaves_the_host(engine):
     scheduler = engine.scheduler
     scheduler.set_rule(period=0, away=1000)
@@ -267,10 +251,9 @@ def test_an_aborted_request_leaves_the_host(engine):
         engine.step()
     scheduler.before_step.append(lambda s: s.send_out(s.running[0]))
     engine.step()
-    request_id = scheduler_id(engine, "gone")
-    assert engine.connector.host.held(request_id) > 0
-    engine.engine.abort_request([request_id], internal=True)
-    assert engine.connector.host.held(request_id) == 0
+    assert engine.connector.host.held("gone") > 0
+    engine.abort("gone")
+    assert engine.connector.host.held("gone") == 0
     engine.forget_prefixes()
     all_rows_free(engine)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.engine import Output, engine_environment
+from tests.live.engine import Output
 from tests.live.test_kv_transfer_live import SETTINGS, SLOT_BYTES, make_requests, swap_arguments
 from tests.live.test_live_identity import same_answer
 from twinserve.backends.live.engine import tiny_model
+from twinserve.backends.live.engine.engine import LiveSettings, engine_environment
 
 pytestmark = [pytest.mark.nightly, pytest.mark.live]
 
@@ -69,7 +70,7 @@ def test_swapping_works_across_processes(vllm, tmp_path):
 
     model, requests = tiny_model.write_model(tmp_path / "tiny_llama"), make_requests(8)
     report = tmp_path / "report.json"
-    with engine_environment():
+    with engine_environment(LiveSettings(model, None, 32, 8, 96, 448)):
         os.environ["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
         )

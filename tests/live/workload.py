@@ -164,7 +164,7 @@ def record(engine: LiveEngine, requests: list[LiveRequest]) -> Recording:
             due += [(clock + requests[i].step, i) for i in next_turns.get(name, ())]
         clock += 1
     return Recording(
-        engine.settings,
+        engine.limits,
         submitted,
         steps,
         {s.request.name: engine.outputs[s.request.name] for s in submitted},

@@ -355,6 +355,7 @@ class VllmEngine:
         arrival_s: float = 0.0,
         logprobs: int | None = None,
         attributes: dict | None = None,
+        priority: int = 0,
     ) -> None:
         """Queue a request of `prompt` token ids. Its outputs come under `request_id`. attributes:
         as a client's `vllm_xargs`, for schedulers that read them."""
@@ -383,6 +384,7 @@ class VllmEngine:
                 lora_request=None,
                 cache_salt=None,
                 data_parallel_rank=None,
+                priority=priority,
             )
         )
 
