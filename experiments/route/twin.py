@@ -168,6 +168,7 @@ def simulated(config: SimulationConfig) -> dict[str, float]:
     cached = requests["hit_tokens"]
     if stays is not None:  # a server says what it found itself, and the last one has the word
         cached = stays.sort_values("placement").groupby("request")["hit_tokens"].last()
+        cached = cached.reindex(range(len(requests)), fill_value=0)
     # a crashed replica's successor has the next number
     where = where[where >= 0].clip(max=config.replicas - 1)
     sent = np.bincount(where, minlength=config.replicas)
