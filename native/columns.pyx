@@ -245,7 +245,8 @@ def book(requests, rows, cnp.ndarray ends_s):
 
 def split_gaps(rows, cnp.ndarray gaps, cnp.ndarray service_class):
     cdef cnp.ndarray rows_in = whole(rows), real_time, best_effort
-    cdef Py_ssize_t n = size(rows_in), n_be = 0, same = 0, of_rt = 0, of_be = 0, i
+    cdef Py_ssize_t n = size(rows_in), n_be = 0, first = -1, of_rt = 0, of_be = 0, i
+    cdef Py_ssize_t same_rt = 0, same_be = 0, known = 0
     cdef int64_t* row = rows_of(rows_in, service_class)
     cdef int8_t* kind = tiny_ints(service_class)
     cdef double* gap = floats(gaps)
@@ -254,13 +255,23 @@ def split_gaps(rows, cnp.ndarray gaps, cnp.ndarray service_class):
     same_length(rows_in, gaps)
     for i in range(n):
         n_be += kind[row[i]] == 1
-        same += gap[i] == gap[0]
-    if n and same == n:
-        return n_be, [(gaps[:1], n - n_be, n_be)]
-    real_time, best_effort = new_floats(n), new_floats(n)
+        if gap[i] != gap[i]:  # NaN: a request's first token
+            continue
+        known += 1
+        if first < 0:
+            first = i
+        if gap[i] == gap[first]:
+            same_be += kind[row[i]] == 1
+            same_rt += kind[row[i]] != 1
+    if not known:
+        return n_be, []
+    found = [(gaps[first : first + 1], same_rt, same_be)]
+    if same_rt + same_be == known:
+        return n_be, found
+    real_time, best_effort = new_floats(known), new_floats(known)
     rt, be = floats(real_time), floats(best_effort)
     for i in range(n):
-        if gap[i] != gap[i]:  # NaN: a request's first token
+        if gap[i] != gap[i] or gap[i] == gap[first]:
             continue
         if kind[row[i]] == 1:
             be[of_be] = gap[i]
@@ -268,7 +279,6 @@ def split_gaps(rows, cnp.ndarray gaps, cnp.ndarray service_class):
         else:
             rt[of_rt] = gap[i]
             of_rt += 1
-    found = []
     if of_rt:
         found.append((real_time[:of_rt], 1, 0))
     if of_be:

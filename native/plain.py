@@ -139,9 +139,15 @@ def split_gaps(
     best-effort rows have it."""
     best_effort = service_class[rows] == 1
     n_be = int(np.count_nonzero(best_effort))
-    # never where the first is NaN
-    if len(rows) and np.count_nonzero(gaps == gaps[0]) == len(rows):
-        return n_be, [(gaps[:1], len(rows) - n_be, n_be)]
     known = ~np.isnan(gaps)
-    sides = (gaps[known & ~best_effort], 1, 0), (gaps[known & best_effort], 0, 1)
+    if not known.any():
+        return n_be, []
+    first = gaps[known][:1]  # most rows have it: all that were in the step before
+    same, rest = gaps == first, known & (gaps != first)
+    of_be = int(np.count_nonzero(same & best_effort))
+    sides = (
+        (first, int(np.count_nonzero(same)) - of_be, of_be),
+        (gaps[rest & ~best_effort], 1, 0),
+        (gaps[rest & best_effort], 0, 1),
+    )
     return n_be, [side for side in sides if len(side[0])]
