@@ -112,7 +112,7 @@ def sweep(
     from twinserve.sim.sweep.baseline import check_baseline, read_baseline
     from twinserve.sim.sweep.draw import check_x, parse_plot
     from twinserve.sim.sweep.executors import check_count
-    from twinserve.sim.sweep.output import axes_of
+    from twinserve.sim.sweep.output import axes_of, own_names
     from twinserve.sim.sweep.repeats import parse_repeat
     from twinserve.sim.sweep.sweep import Sweep
 
@@ -127,7 +127,7 @@ def sweep(
     base = None if baseline is None else read_baseline(baseline, axes_of(runs))
     if base is not None:
         values = [getattr(r.config, base[0], r.axes.get(base[0])) for r in runs]
-        check_baseline(base, values, copies)
+        check_baseline(base, [*values, *own_names(runs).values()], copies)
     if dry_run:
         _list(
             runs, out and Sweep(runs, out, any_version, retry_failed, options, error_bars, copies)

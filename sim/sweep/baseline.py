@@ -65,8 +65,8 @@ def check_baseline(baseline: tuple[str, str], values: Sequence[object], repeat: 
     name, value = baseline
     if repeat.blocks:
         raise SettingsError(
-            f"--baseline {name}={value}: compares pairs of runs, and --repeat {repeat} is one run "
-            "of each; use --repeat windows=5, or of generated requests --seeds 5"
+            f"--baseline {name}={value}: pairs of runs are compared, and --repeat {repeat} makes "
+            "one run of each combination; use --repeat windows=5, or --seeds 5 if generated"
         )
     known = list(dict.fromkeys(map(text_of, values)))
     if value not in known:

@@ -61,6 +61,10 @@ COPIED = (
     "requests are recorded, the same for each seed, so there is no interval; --repeat windows=5 "
     "takes other windows of the trace, --repeat blocks=20 parts of one run"
 )
+_WHY = {  # a difference has no test
+    "one run": " of each; give --seeds 5",
+    "requests are the same": " under each seed; --repeat windows=5 takes others",
+}
 _BARS = "[low, high]: step times off by the expected error, means over seeds (docs/profiles.md)"
 _WIDEST = 160  # of the printed table where it goes into a file
 
@@ -267,9 +271,9 @@ def print_all(
     pairs = f"{compared['runs'].iloc[0]} pairs of runs with the same requests"
     said(f"differences to {compared['baseline'].iloc[0]}, {pairs}:")
     console.print(_differences(compared, axes))
-    untested = {"one run", "requests are the same"} & set(compared["verdict"])
+    untested = _WHY.keys() & set(compared["verdict"])
     for reason in sorted(untested):
-        said(f"note: differences are not tested: {reason}")
+        said(f"note: differences are not tested: {reason}{_WHY.get(reason, '')}")
     if not untested:
         said("* significant: its 95 % interval leaves out 0")
 

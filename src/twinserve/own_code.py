@@ -82,9 +82,10 @@ class Names:
             if point.name == name:
                 return self._loaded(point)
         known = self.all()
-        raise RegistryError(
-            f"no {self.kind} {name!r}{hint(name, known)}; there are {', '.join(known)}"
-        )
+        near = hint(name, known)
+        if Path(f"{name}.py").is_file():
+            near = f" (did you mean {name}.py:CLASS?)"
+        raise RegistryError(f"no {self.kind} {name!r}{near}; there are {', '.join(known)}")
 
     def _loaded(self, point: EntryPoint) -> type[Any]:
         where = f"{self.kind} {point.name!r} of another package"
