@@ -223,7 +223,7 @@ def fetch(
             raise WorkloadError(f"'{name}' is generated: there is nothing to fetch")
         if apps.is_apps(name):
             raise WorkloadError(
-                f"'{name}' is generated: fetch {apps.ARRIVALS}, whose arrivals it takes"
+                f"'{name}' is generated with the arrivals of {apps.ARRIVALS}: fetch that trace"
             )
         if synth.is_synthetic(name):
             raise WorkloadError(f"'{name}' is generated: there is nothing to fetch")

@@ -89,8 +89,8 @@ class FitBestEffort(BrosPolicy):
     fit_estimator = staticmethod(fit_estimator)
     traits = Traits(
         no_drafts=(
-            "cuts prompts to the time that decodes of one token leave, by an estimate that knows "
-            "no verification; bros without chunk=fit plans with drafts"
+            "cuts prompts by an estimate for decodes of one token, without verification; bros "
+            "without chunk=fit plans with drafts"
         )
     )
 

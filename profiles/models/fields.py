@@ -110,8 +110,8 @@ class Fields:
                 continue
             self.refuse(
                 key,
-                "not understood, and it may change memory or compute; where it does not, take it "
-                "out of a copy of the file",
+                "not understood, and it may change memory or compute; if it does not, delete it "
+                "in a copy of the file",
             )
 
 

@@ -290,7 +290,7 @@ def _usage(error: Exception) -> str:
     line = re.sub(r"[\u2500-\u257f]+", " ", worded(error)).strip()
     if _is(error, "cyclopts:RepeatArgumentError"):
         option = cast("cyclopts.RepeatArgumentError", error).token.keyword
-        line = f"{option} stands twice; several values are compared by twinserve sweep --grid"
+        line = f"{option} is given twice; several values are compared by twinserve sweep --grid"
     elif _is(error, "cyclopts:UnknownOptionError"):
         unknown = cast("cyclopts.UnknownOptionError", error)
         known = {name for one in unknown.argument_collection if one.parse for name in one.names}

@@ -107,10 +107,12 @@ def simulate(
     options = metrics_options(objectives, warmup, metrics_every, percentiles)
     if timeline and out is None:
         raise SettingsError(
-            "--timeline writes trace.json.gz into the results; say where with --out"
+            "--timeline writes trace.json.gz into the results; name their folder with --out"
         )
     if decisions and out is None:
-        raise SettingsError("--decisions writes the plans into the results; say where with --out")
+        raise SettingsError(
+            "--decisions writes the plans into the results; name their folder with --out"
+        )
     if decisions and (config.replicas > 1 or config.fleet is not None):
         drop = "--fleet" if config.fleet is not None else "--replicas"
         raise SettingsError(f"--decisions writes the plans of one engine; drop {drop}")

@@ -36,8 +36,9 @@ class DraftingCore(EngineCore):
         super().__init__(requests, policy, ledger, asynchronous)
         if self._ends_early:
             raise PolicyError(
-                f"policy {policy.name!r} must know when a step begins which rows end with it; with "
-                "drafts this is not known: give --no-async-scheduling, or set Traits.keeps_ending"
+                f"policy {policy.name!r} must know at the start of a step which rows end with "
+                "it, and drafts hide that: give --no-async-scheduling, or set "
+                "Traits.keeps_ending"
             )
         self.drafting = drafting
         self.padding = drafting.tokens if drafting.pads else 0
@@ -61,7 +62,7 @@ class DraftingCore(EngineCore):
 
     def begin(self, plan: StepPlan, outcome: StepOutcome) -> None:
         verified = outcome.verified
-        assert verified is not None, "a backend that knows no drafts"
+        assert verified is not None, "this backend does not support drafts"
         if verified.ahead is not None:
             raise PolicyError(
                 "drafts that are looked up in a text are known when the step before has ended: "
@@ -90,7 +91,7 @@ class DraftingCore(EngineCore):
 
     def _book(self, outcome: StepOutcome) -> np.ndarray:
         requests, rows, verified = self.requests, outcome.emitted, outcome.verified
-        assert verified is not None, "a backend that knows no drafts"
+        assert verified is not None, "this backend does not support drafts"
         if not len(rows):
             return np.zeros(0)
         end_s = outcome.ends_s[0]

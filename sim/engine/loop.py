@@ -92,8 +92,8 @@ class Engine:
             )
         if core.asynchronous and not backend.plans_ahead:
             raise PolicyError(
-                f"policy {core.policy.name!r} cannot plan ahead here: what executes its plans "
-                "cannot tell when a step begins what it will give; give --no-async-scheduling"
+                f"policy {core.policy.name!r} cannot plan ahead here: its backend does not know "
+                "a step's tokens when the step begins; give --no-async-scheduling"
             )
         self._steps, self._plans = STEPS + recorder.replica, PLANS + recorder.replica
         self.process = clock.process(self._life())

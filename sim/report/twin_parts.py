@@ -126,7 +126,7 @@ def _measured_windows(document: Mapping) -> Iterator[Chart]:
 def validation_part(found: Found, runs: Sequence[Seen]) -> Part:
     """runs: those in its folder. Raises ResultsError for a file that is no validation."""
     document = read_document(found.folder / "validation.json", SHAPES["validation"])
-    blocks: list[Block] = [paragraph(f"Simulated beside vLLM {document['vllm']}.")]
+    blocks: list[Block] = [paragraph(f"Simulated and vLLM {document['vllm']}.")]
     for label, why in document.get("failed", {}).items():
         blocks.append(note(f"{label}: failed: {why}"))
     for policy in document["policies"]:

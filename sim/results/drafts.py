@@ -25,7 +25,7 @@ class DraftRecorder(StepRecorder):
     def completed(self, executed: Executed, first_gaps: np.ndarray, requests: RequestTable) -> None:
         super().completed(executed, first_gaps, requests)
         verified = executed.outcome.verified
-        assert verified is not None, "a backend that knows no drafts"
+        assert verified is not None, "this backend does not support drafts"
         self._drafts.append(
             (
                 int(np.count_nonzero(verified.drafted)),

@@ -306,7 +306,7 @@ class _Made:
             options["api_server_count"] = count // server.dp
         elif count:
             server.why[_OF_FRONT_END[0]] = (
-                f"{count} for {server.dp} engines; as many for each can be simulated: give "
+                f"{count} for {server.dp} engines: only equal numbers are simulated; give "
                 "--front-end vllm:api_server_count=1"
             )
         found = with_options(text, options) if options else None

@@ -261,7 +261,7 @@ def _check_served(inputs: Inputs) -> int:
             f"{ledger.num_blocks - ledger.usage().free} blocks are in use when all requests have "
             "ended"
         )
-    again = "a second run gave other rows: something in it is not determined by its input"
+    again = "a second run gave other rows: the policy is not deterministic"
     _same(rows, _run(single, spec), again)
     at_once = "steps run together gave other rows than single steps: valid_for is too large"
     _same(rows, _run(inputs, spec), at_once)
@@ -322,7 +322,7 @@ def _check_placed(inputs: Inputs, spec: RouterSpec) -> int:
     left = rows.requests.loc[rows.requests["outcome"].isna(), "request_id"].tolist()
     if left:
         raise AuditError(f"{', '.join(left)} did not end")
-    again = "a second run gave other rows: something in it is not determined by its input"
+    again = "a second run gave other rows: the router is not deterministic"
     _same(rows, _placed(inputs, spec, hidden=False)[0], again)
     blind = "with hidden output lengths the router gave other rows: routers must not use them"
     _same(rows, _placed(inputs, spec, hidden=True)[0], blind)

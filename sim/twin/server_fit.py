@@ -110,10 +110,7 @@ class ServerFit:
         """None: the front end's time is not known."""
         if not self.fitted.worth or "request_s" not in self.fitted.told:
             return None
-        source = (
-            f"fitted to {self.source()}; only the sum of both ways can be told from a client's "
-            "times"
-        )
+        source = f"fitted to {self.source()}; a client's times give only the sum of both ways"
         return FrontEnd("fitted", self.fitted.terms.request_s, 0.0, 0.0, source)
 
 
@@ -181,8 +178,8 @@ def queue_notices(found: Measurement, until_s: float) -> list[str]:
     if queue is None or queue["verdict"] != "unclear":
         return []
     return [
-        f"{queue_words(queue)}; all of it is fitted, so if the queue grew the terms hold its wait: "
-        "measure for longer"
+        f"{queue_words(queue)}; the whole file is fitted. If the queue grew, the terms include "
+        "its wait: measure for longer"
     ]
 
 

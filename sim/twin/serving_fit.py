@@ -334,11 +334,7 @@ def shown(fitted: Fitted) -> list[str]:
         sure = low > 0 and high < SURE * low
         lines.append(
             f"{what:>22}  {value} "
-            + (
-                f"(95 %: {ends[0]} to {ends[1]})"
-                if sure
-                else "(needed; its size by itself is not known)"
-            )
+            + (f"(95 %: {ends[0]} to {ends[1]})" if sure else "(needed; its own size is unknown)")
         )
     left = [said[name][0] for name in NAMES if name not in fitted.told]
     if left:

@@ -116,7 +116,7 @@ def schedule_lines(validation: Validation) -> list[tuple[str, str]]:
     return [
         ("steps, requests in one", f"{ours.steps:,} of {ours.batch:.1f} / {steps}"),
         ("live time", "; ".join(factors)),
-        ("seats idle beside ready decodes", f"{ours.idle_seats:,} / {idle}"),
+        ("seats idle despite ready decodes", f"{ours.idle_seats:,} / {idle}"),
         *(
             (f"if {nudge.what}", nudge.said() + ("  not stable" if nudge.moved else ""))
             for nudge in schedule.nudges

@@ -58,7 +58,7 @@ WRONG = [
     ("--front-end vlm", "no front end 'vlm'"),
     ("--front-end nosuch.json", "nosuch.json: cannot be read"),
     ("--seed -1", "--seed"),
-    ("--seed 1 --seed 2", "stands twice"),
+    ("--seed 1 --seed 2", "is given twice"),
     ("--rate 5", "own arrivals"),
     ("--rate-scale inf", "--rate-scale"),
     ("--rate-scale nan", "--rate-scale"),

@@ -116,7 +116,7 @@ def test_a_queue_that_cannot_be_judged_is_fitted_and_said(tmp_path):
     file = tmp_path / "bench.json"
     file.write_text(queued([i / 16 for i in range(80)], service_s=1.0))
     (said,) = queue_notices(read_measurement(file), np.inf)
-    assert said.startswith("unclear: requests arrive for") and "if the queue grew" in said
+    assert said.startswith("unclear: requests arrive for") and "If the queue grew" in said
     file.write_text(queued([i / 3 for i in range(300)], service_s=0.15))
     assert queue_notices(read_measurement(file), np.inf) == []
 

@@ -236,7 +236,7 @@ def test_every_command_can_be_quiet(capsys):
 
 def test_an_option_that_stands_twice_leads_to_sweeps(capsys):
     code, _, err = said(capsys, *SMALL.split(), "-r", "random", "-r", "session")
-    line = "error: -r stands twice; several values are compared by twinserve sweep --grid"
+    line = "error: -r is given twice; several values are compared by twinserve sweep --grid"
     assert code == 2 and err == f"{line} (see --help)\n"
 
 

@@ -430,7 +430,7 @@ def test_a_number_of_a_table_is_shown_as_the_table_has_it(measure):
     [
         ("arrival", "'?arrival'? is not understood"),
         ("when=ts", "write FIELD=COLUMN"),
-        ("prompt=in,prompt=out", "prompt stands twice"),
+        ("prompt=in,prompt=out", "prompt is given twice"),
         ("arrival=ts,prompt=inn,output=out", "no column 'inn'"),
         (
             "arrival=model,prompt=in,output=out",

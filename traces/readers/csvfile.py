@@ -79,7 +79,7 @@ class Table:
             fields = line.count(self.delimiter) + 1
             if line and '"' not in line and fields != expected:
                 what = "the last line is torn" if number == len(lines) else f"{fields} fields"
-                return f"{path}: line {number}: {what}, where the header has {expected}: {FIX}"
+                return f"{path}: line {number}: {what}, but the header has {expected}: {FIX}"
         reason = shown(re.sub(r"^CSV parse error: ", "", problem))
         return f"{path}: not a readable CSV file ({reason}): check the path and the format"
 

@@ -187,8 +187,8 @@ class PhysicalMemory:
             or not _padded(copied, len(places))[tokens].all()
         ):
             raise LiveEngineError(
-                f"KV of {self._name(move.row)} is to come back that is not on the host, or to "
-                "slots not its own"
+                f"KV of {self._name(move.row)} returns that is not on the host, or to slots of "
+                "others"
             )
         stage.back.append((self._name(move.row), tokens, self._on_engine(slots)))
         self.owner[slots], self.token[slots] = move.row, tokens

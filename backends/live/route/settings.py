@@ -184,7 +184,7 @@ def router_of(text: str, kv_events: bool = False, profile: str | None = None) ->
     if router.hears_kv_events() and not kv_events:
         more = f", or give {spec.name}:index=approximate" if _may_guess(spec.router) else ""
         raise SettingsError(
-            f"router {text!r} decides by KV events of the workers: say where they publish them, "
+            f"router {text!r} decides by KV events of the workers: name their addresses, "
             f"--kv-events tcp://HOST:PORT for each{more}"
         )
     if router.predicts_times and profile is None:

@@ -111,8 +111,8 @@ def _check_others(names: list[Any], given: Mapping[str, Any]) -> None:
         room -= _size(given[name], room)
         if room < 0:
             raise BadAttributeError(
-                f"vllm_xargs.{name}: the values of names that the server does not know are longer "
-                f"than {_MOST_OF_OTHERS:,} characters together; send less"
+                f"vllm_xargs.{name}: unknown names have values of more than {_MOST_OF_OTHERS:,} "
+                "characters in all; send less"
             )
     for name in names:
         if len(str(name)) > _MISTYPED:

@@ -65,8 +65,7 @@ class Gate:
         except (ValueError, RecursionError):
             if clients.stamped:
                 return Verdict(
-                    "the body is not JSON, and this server tells its clients apart by what it adds "
-                    "to JSON; send JSON"
+                    "the body is not JSON, which this server needs to identify clients; send JSON"
                 )
             return Verdict(body=body)  # the API says so itself
         if f'"{STAMP}"' in written:

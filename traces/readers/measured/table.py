@@ -52,7 +52,7 @@ def parse_columns(text: str) -> dict[str, tuple[str, str]]:
                 f"{', '.join(FIELDS)}"
             )
         if field in found:
-            raise WorkloadError(f"--columns: {field} stands twice: keep one")
+            raise WorkloadError(f"--columns: {field} is given twice: keep one")
         name, colon, unit = column.rpartition(":")
         if field in TIMES and colon and unit in UNITS:
             found[field] = (name, unit)

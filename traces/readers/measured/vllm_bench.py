@@ -44,7 +44,7 @@ SETTINGS = tuple(
 
 def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measurement:
     """The measurement in a result file. Raises WorkloadError."""
-    content = document(data, path, "--append-result wrote them; give each a file of its own")
+    content = document(data, path, "--append-result wrote them; write each into its own file")
     if "total_output_tokens" not in content:
         raise WorkloadError(
             f"{path}: field 'total_output_tokens' is missing: give the result of vllm bench serve "
