@@ -29,19 +29,30 @@ from twinserve.native.chosen import columns
 from twinserve.policies.kv.base import KvUsage
 from twinserve.policies.plan import Preemption, StepOutcome, StepPlan
 from twinserve.policies.registry import PolicySpec
-from twinserve.policies.requests import Application, End, State
+from twinserve.policies.requests import Application, End, RequestTable, State
 from twinserve.sim.engine.clock import PLANS, STEPS, Clock
 from twinserve.sim.engine.loop import Engine
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Report, Simulation
 from twinserve.sim.setup.serving import scheduler_class
+from twinserve.traces.workload import Workload
 
 
 def let_happen(clock: Clock, event: simpy.Event) -> None:
     """All that comes before `event`, and the event."""
     while not event.processed:
         clock.step()
+
+
+def said_of(requests: RequestTable | Workload, row: int) -> dict:
+    """Return class and objectives of a request, as its client says them (`vllm_xargs`)."""
+    said: dict = {"class": ("rt", "be")[int(requests.service_class[row])]}
+    for name in ("slo_ttft_s", "slo_tpot_s"):
+        seconds = float(getattr(requests, name)[row])
+        if not np.isnan(seconds):
+            said[name] = seconds
+    return said
 
 
 class VirtualPace:
@@ -233,11 +244,7 @@ class EmulatedEngine(Engine):
     def _said(self, row: int) -> dict:
         """What the client says of its request to a scheduler of ours (`vllm_xargs`)."""
         requests = self.core.requests
-        said: dict = {"class": ("rt", "be")[int(requests.service_class[row])]}
-        for name in ("slo_ttft_s", "slo_tpot_s"):
-            seconds = float(getattr(requests, name)[row])
-            if not np.isnan(seconds):
-                said[name] = seconds
+        said = said_of(requests, row)
         application = self._application(int(requests.group[row]))
         if application is not None and application.kind is not None:
             said |= {"app": application.name, "app_class": application.kind}

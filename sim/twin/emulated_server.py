@@ -28,6 +28,7 @@ from twinserve.sim.results.metrics_requests import RequestColumns
 from twinserve.sim.results.schemas import ENGINE_ARRIVAL
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.twin.emulated import said_of
 from twinserve.traces.transform import take_rows
 from twinserve.traces.workload import Workload
 
@@ -155,7 +156,9 @@ def serve_emulated(inputs: Inputs, spec: PolicySpec) -> EmulatedServer:
     workload, block = inputs.workload, inputs.hardware.block_tokens
     prompts = prompts_of(workload, block, inputs.config.seed, VOCAB)
     ours = spec.name != "vllm"
-    further = [{"vllm_xargs": _said(inputs, row)} if ours else {} for row in range(len(workload))]
+    further = [
+        {"vllm_xargs": said_of(workload, row)} if ours else {} for row in range(len(workload))
+    ]
     with tempfile.TemporaryDirectory(prefix="twinserve-") as folder:
         server = _start(inputs, spec, Path(folder))
         try:
@@ -213,14 +216,3 @@ def _start(inputs: Inputs, spec: PolicySpec, folder: Path) -> ServerProcess:
     arguments += ["--scheduler-cls", stamping]  # the last of two wins
     environment = {**CPU_ENGINE, "VLLM_SERVER_DEV_MODE": "1"}
     return ServerProcess(folder, model, arguments, environment=environment)
-
-
-def _said(inputs: Inputs, row: int) -> dict:
-    """What the client says of its request to a scheduler of ours."""
-    workload = inputs.workload
-    said: dict = {"class": ("rt", "be")[int(workload.service_class[row])]}
-    for name in ("slo_ttft_s", "slo_tpot_s"):
-        seconds = float(getattr(workload, name)[row])
-        if not np.isnan(seconds):
-            said[name] = seconds
-    return said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -55,10 +56,11 @@ def put_ahead(process: int) -> bool:
     CAP_SYS_NICE)."""
     try:
         for thread in os.listdir(f"/proc/{process}/task"):
-            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
-            children = Path(f"/proc/{process}/task/{thread}/children").read_text()
-            if not all([put_ahead(int(child)) for child in children.split()]):
-                return False
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+                os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
+                children = Path(f"/proc/{process}/task/{thread}/children").read_text()
+                if not all([put_ahead(int(child)) for child in children.split()]):
+                    return False
     except (AttributeError, OSError):
         return False
     return True
