@@ -89,15 +89,10 @@ def _titled(title: str, columns: Columns, rows: Mapping[str, Mapping]) -> Table:
 
 
 def notes_of(results: Mapping[str, RunResult]) -> list[str]:
-    """A line each: what the warm-up took, which runs do not keep up, what policies counted."""
+    """Return what the warm-up took, which runs do not keep up, and what policies counted."""
+    took = [warmup_line(r.summary["warmup"]) for r in results.values() if "warmup" in r.summary]
     loads = [said for label, run in results.items() for said in overloaded(run.summary, label)]
-    return [*_left_out(results), *loads, *_counted(results)]
-
-
-def _left_out(results: Mapping[str, RunResult]) -> list[str]:
-    """Describe what the warm-up took from the metrics; one line if equal in all runs."""
-    found = [r.summary["warmup"] for r in results.values() if "warmup" in r.summary]
-    return list(dict.fromkeys(map(warmup_line, found)))
+    return [*dict.fromkeys(took), *loads, *_counted(results)]
 
 
 def _counted(results: Mapping[str, RunResult]) -> list[str]:
