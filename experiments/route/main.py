@@ -109,7 +109,7 @@ SOAK = Grid(
 
 
 def twins(scale: Scale) -> list[Point]:
-    few = {"requests": 12, "cap_length": 700, "kill_at_s": 2.0, "down_s": 0.5}
+    few = {"requests": 24, "cap_length": 700, "kill_at_s": 3.5, "down_s": 0.5}
     return repeats(scale, **(few if scale.quick else {}))
 
 

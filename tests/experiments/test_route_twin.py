@@ -68,7 +68,7 @@ def test_emulated_servers_and_the_simulation(tmp_path):
     table = ran("twin", tmp_path).set_index("run")
     assert not table.loc["live 1", ["other views", "other picks"]].any()
     assert (table["failed"] == 0).all() and table.index.tolist() == ["live 1", "simulated"]
-    assert (table[["sent to 1", "sent to 2"]].sum(axis=1) == 12 + table["moved"]).all()
+    assert (table[["sent to 1", "sent to 2"]].sum(axis=1) == 24 + table["moved"]).all()
     assert (table[["moved", "sent to 1", "sent to 2"]] > 0).all(axis=None)
     live, simulated = (table.loc[run, "tpot p50, ms"] for run in table.index)
     assert live > 0.98 * simulated

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from twinserve.backends.live.emulate import settings
 from twinserve.backends.live.engine import tiny_model
-from twinserve.backends.live.serving.process import CPU_ENGINE, VLLM, ServerProcess
+from twinserve.backends.live.serving.process import CPU_ENGINE, ServerProcess
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 
@@ -101,24 +100,3 @@ class Server(ServerProcess):
             )
             line.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             time.sleep(after_s)
-
-    def bench(self, *arguments: str) -> dict:
-        """`vllm bench serve` against it; its result file."""
-        out = self.log.parent / "bench.json"
-        command = [
-            *VLLM, "bench", "serve", "--backend", "openai", "--base-url", self.url, "--model", NAME,
-        ]  # fmt: skip
-        command += [
-            "--tokenizer", str(self.model), "--endpoint", "/v1/completions", "--dataset-name",
-            "random",
-        ]  # fmt: skip
-        command += ["--ignore-eos", "--seed", "1", "--save-result", "--result-dir", str(out.parent)]
-        command += ["--result-filename", out.name, "--disable-tqdm", *arguments]
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=300
-        )
-        if done.returncode:
-            raise RuntimeError(
-                f"vllm bench serve failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}"
-            )
-        return json.loads(out.read_text())

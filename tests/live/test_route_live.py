@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from tests.live.serve_http import NAME, Server, write_served_model
+from twinserve.backends.live.serving.client import bench
 
 pytestmark = [pytest.mark.nightly, pytest.mark.live]
 
@@ -157,9 +158,9 @@ def test_the_benchmark_of_vllm_through_the_front(servers):
     route = Route(servers[:2], "least-requests")
     try:
         client = servers[0]
-        given = ["--num-prompts", "60", "--random-input-len", "60", "--random-output-len", "20"]
-        given += ["--request-rate", "inf", "--num-warmups", "0", "--base-url", route.url]
-        result = client.bench(*given)
+        load = {"num_prompts": 60, "random_input_len": 60, "random_output_len": 20}
+        load |= {"request_rate": "inf", "num_warmups": 0, "base_url": route.url}
+        result = json.loads(bench(client, client.log.parent / "bench.json", load, 1).read_text())
         assert (result["completed"], result.get("failed", 0)) == (60, 0)
         assert result["total_output_tokens"] == 60 * 20
         picks = route.metric("twinserve_route_picks_total")

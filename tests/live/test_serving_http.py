@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.serve_http import Server, write_served_model
-from twinserve.backends.live.serving.client import ahead_of_others, keep_ahead
+from twinserve.backends.live.serving.client import ahead_of_others, bench, keep_ahead
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
@@ -144,18 +144,9 @@ def test_hanging_up_over_http(server):
 @pytest.mark.nightly
 def test_the_benchmark_past_saturation(server):
     before = stats(server, 0)["arrived"]
-    result = server.bench(
-        "--num-prompts",
-        "80",
-        "--random-input-len",
-        "150",
-        "--random-output-len",
-        "40",
-        "--request-rate",
-        "inf",
-        "--num-warmups",
-        "0",
-    )
+    load = {"num_prompts": 80, "random_input_len": 150, "random_output_len": 40}
+    load |= {"request_rate": "inf", "num_warmups": 0}
+    result = json.loads(bench(server, server.log.parent / "bench.json", load, 1).read_text())
     assert (result["completed"], result.get("failed", 0)) == (80, 0)
     counted = stats(server, before + 80)
     assert (counted["drift"], counted["restarts"]) == (0, 0), counted["first_drift"]
