@@ -38,7 +38,7 @@ from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.bros import BrosLinearModel, SwapTimeModel
 from twinserve.profiles.forms.echo import EchoModel
 from twinserve.profiles.forms.efficiency import family_error, find_efficiency
-from twinserve.profiles.forms.kernels import rank_model
+from twinserve.profiles.forms.kernels import rank_model, sums_kernels
 from twinserve.profiles.forms.pipeline import PipelineModel
 from twinserve.profiles.forms.roofline import Efficiency
 from twinserve.profiles.forms.scaled import EagerModel, ScaledModel, StepScale, check_factor
@@ -485,7 +485,7 @@ def derive_profile(
             "Roofline from specs; efficiency constants are those of the GPU's family, fit_error is"
             f" {basis}."
         ),
-        "step_model": RooflineForm(efficiency or find_efficiency(device)),
+        "step_model": RooflineForm(efficiency or find_efficiency(device, sums_kernels(llm))),
         "num_gpu_blocks": blocks,
         "num_gpu_blocks_source": "derived" if ends else num_gpu_blocks_source,
         "num_gpu_blocks_range": ends,

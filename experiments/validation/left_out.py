@@ -14,12 +14,12 @@ from functools import cache
 
 from scipy.optimize import nnls
 
-from twinserve.experiments.validation.marks import MARKS
+from twinserve.experiments.validation.marks import MARKS, OWN
 from twinserve.profiles.catalog import find_gpu, find_model
 from twinserve.profiles.composition import StepTimeModel, decode_work
 from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR
-from twinserve.profiles.forms.efficiency_fit import Sample, fit_efficiency, operator_samples
-from twinserve.profiles.forms.roofline import RooflineModel
+from twinserve.profiles.forms.efficiency_fit import BOUNDS, Sample, fit_efficiency, operator_samples
+from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
 from twinserve.profiles.gpus import SYSTEMS
 from twinserve.profiles.names import ProfileName, list_profiles
 from twinserve.profiles.operators.model import OperatorForm, OperatorModel
@@ -81,12 +81,21 @@ def roofline_without(engine: str) -> StepTimeModel | None:
     """The roofline of `engine` with constants that have not seen its marks; None where its family
     has no other marks. Needs aiconfigurator-core."""
     name, gpu = ProfileName.parse(engine), gpu_of(engine)
-    family = [mark for mark in MARKS if gpu_of(mark.engine).family == gpu.family]
-    kept = [_sample(mark) for mark in family if mark.engine != engine]
-    if not kept or gpu.family not in TABLES:
+    found = fitted(gpu.family, without=engine)
+    if found is None:
         return None
-    found = fit_efficiency(_tables(gpu.family), kept)
     return RooflineModel(find_model(name.model), gpu, name.tp, found)
+
+
+def fitted(family: str, without: str = "") -> Efficiency | None:
+    """The constants of a family, as `efficiency.csv` has them; without what was measured of one
+    engine. None where nothing is left."""
+    measured = [mark for mark in (*MARKS, *OWN) if gpu_of(mark.engine).family == family]
+    kept = [_sample(mark) for mark in measured if mark.engine != without]
+    if not kept or family not in TABLES:
+        return None
+    least = 0.0 if family == "hopper" else BOUNDS["host_s"][0]  # steps of one request
+    return fit_efficiency(_tables(family), kept, least_host_s=least)
 
 
 def rooflines_of_other_families(engine: str) -> Iterator[StepTimeModel]:

@@ -37,3 +37,15 @@ MARKS = (
     Mark("llama-3.1-8b@l40s", 16, 700, 25.4),
     Mark("llama-3.1-8b@l40s", 48, 700, 31.8),
 )
+
+
+# Decodes of our own servers, vLLM 0.25.1 with asynchronous scheduling (docs/calibrate.md): steps of
+# no other request's prompt. A fit of Hopper's constants has them beside the marks.
+OWN = tuple(
+    Mark(f"llama-3.1-8b@{gpu}", requests, 1024, ms)
+    for gpu, times in (
+        ("h100", (6.50, 6.98, 8.26, 13.46, 20.78)),
+        ("h200", (4.93, 5.24, 6.27, 10.29, 17.19)),
+    )
+    for requests, ms in zip((1, 8, 32, 128, 256), times, strict=True)
+)

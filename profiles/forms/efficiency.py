@@ -4,7 +4,7 @@ none of them per model.
 `efficiency_fit.py` gave them (docs/profiles.md has the recipe and the residuals):
 - hopper (H100 and H200 together), ampere (A100-80G), ada (L40S): operator tables of
   aiconfigurator-core 0.12.0 and decode steps measured on vLLM; Llama-3.1-8B TP1 and TP2,
-  Llama-3.1-70B TP4 and Qwen3-32B TP2 (L40S: up to TP2).
+  Llama-3.1-70B TP4 and Qwen3-32B TP2 (L40S: up to TP2). On Hopper ten steps are of our servers.
 - ada-geforce (RTX 4090): per-layer kernel times of vLLM 0.19.0 for Llama-3.1-8B; its host and
   all-reduce terms are assumed, not measured.
 - blackwell (B200) and blackwell-workstation (RTX PRO 6000): operator tables alone.
@@ -18,7 +18,7 @@ from twinserve.profiles.forms.roofline import Efficiency
 from twinserve.profiles.specs import GpuSpec, ProfileError
 
 _ROWS = {row.pop("family"): row for row in shipped_rows(__package__, "efficiency.csv")}
-# Mean absolute relative error on the measured decode steps of the fit (11, 4 and 2 of them).
+# Mean absolute relative error on the measured decode steps of others (11, 4 and 2 of them).
 FAMILY_FIT_ERROR = {
     family: float(row["error"])
     for family, row in _ROWS.items()
@@ -34,14 +34,15 @@ FAMILIES = {
 }
 
 
-def find_efficiency(gpu: GpuSpec) -> Efficiency:
-    """The constants of the GPU's family; ProfileError if the family is unknown."""
+def find_efficiency(gpu: GpuSpec, sums: bool = False) -> Efficiency:
+    """The constants of the GPU's family, for a sum of kernels its own if it has some. ProfileError
+    if the family is unknown."""
     if gpu.family not in FAMILIES:
         raise ProfileError(
             f"GPU {gpu.name}: no efficiency constants for family {gpu.family!r};"
             f" known families: {', '.join(FAMILIES)}"
         )
-    return FAMILIES[gpu.family]
+    return FAMILIES.get(f"{gpu.family}-sum" if sums else "", FAMILIES[gpu.family])
 
 
 def family_error(family: str) -> tuple[float | None, str]:

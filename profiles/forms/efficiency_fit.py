@@ -16,6 +16,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
+from twinserve.profiles.forms.kernel_rates import measures_messages
 from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
 
@@ -25,8 +26,8 @@ from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError
 # TP2 30 % long.
 SUSTAINED = 0.85
 
-# Searched ranges. host_s has a floor because an engine's step is never free of host time: a fit
-# without it gives all of a slow GPU's overhead to the per-request term.
+# Searched ranges. host_s has a floor where no step of few requests was measured: a fit without it
+# gives all of a slow GPU's overhead to the per-request term.
 BOUNDS: dict[str, tuple[float, float]] = {
     "gemm_mfu": (0.3, 1.1),
     "gemm_half_tokens": (0.0, 200.0),
@@ -39,6 +40,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "host_s": (0.5e-3, 4e-3),
     "host_request_s": (2e-6, 80e-6),
 }
+MESSAGES = ("allreduce_s", "link_share")
 START = Efficiency(
     gemm_mfu=0.65,
     gemm_half_tokens=60,
@@ -78,15 +80,21 @@ def relative_errors(samples: Sequence[Sample], efficiency: Efficiency) -> np.nda
 
 
 def fit_efficiency(
-    kernels: Sequence[Sample], engine: Sequence[Sample] = (), *, sustained: float = SUSTAINED
+    kernels: Sequence[Sample],
+    engine: Sequence[Sample] = (),
+    *,
+    sustained: float = SUSTAINED,
+    least_host_s: float = BOUNDS["host_s"][0],
 ) -> Efficiency:
     """The constants of one GPU family; `elementwise_mbu` is kept from START.
 
-    Without engine samples the host terms stay at START's. `sustained` multiplies the compute
-    rates that the kernel samples show; the result has it applied. ProfileError with fewer samples
-    than constants.
+    Without engine samples the host terms stay at START's, and those of messages where these are
+    measured. `sustained` multiplies the compute rates that the kernel samples show; the result has
+    it applied. ProfileError with fewer samples than constants.
     """
-    names = [n for n in BOUNDS if engine or not n.startswith("host")]
+    kept = MESSAGES if all(measures_messages(s.gpu) for s in (*kernels, *engine)) else ()
+    names = [n for n in BOUNDS if n not in kept and (engine or not n.startswith("host"))]
+    bounds = BOUNDS | {"host_s": (least_host_s, BOUNDS["host_s"][1])}
     if len(kernels) + len(engine) < len(names):
         raise ProfileError(
             f"{len(kernels) + len(engine)} samples cannot fix {len(names)} constants"
@@ -105,7 +113,7 @@ def fit_efficiency(
             parts.append(weight * np.log1p(relative_errors(engine, _derated(found, sustained))))
         return np.concatenate(parts)
 
-    low, high = (np.array([BOUNDS[n][side] for n in names]) / x0 for side in (0, 1))
+    low, high = (np.array([bounds[n][side] for n in names]) / x0 for side in (0, 1))
     # soft_l1: a few operator points sit on kernel-selection steps that no smooth form follows.
     fit = least_squares(
         residuals,

@@ -62,6 +62,9 @@ class Rates:
                      55225
     attention        share of the sustained rate, by head size
     bus              bytes/s of all-reduces of 1 and of 134 MB, by ranks
+    start            seconds of the smallest all-reduces, by ranks, of the same tables (sglang's
+                     pull request 2904 has 3.7, 4.8 and 5.9 us): of the roofline, whose constants
+                     are fitted beside it
     """
 
     matrices: dict[str, Matrices]
@@ -70,11 +73,13 @@ class Rates:
     expert_layer_s: float
     attention: dict[int, float]
     bus: dict[int, tuple[float, float]]
+    start: dict[int, float]
 
 
 # vLLM's issues 24111, 24532 and 37756, on NVLink
 ALLREDUCE_START_S = {2: 6.4e-6, 4: 8.2e-6, 8: 6.4e-6}
 PCIE_START_S = 25e-6  # assumed
+SMALL_BYTES, LARGE_BYTES = 1e6, 134e6  # messages that `Rates.bus` has
 ZIPF = 0.96  # of the experts' popularity
 PROMPT_LAYER_S = 95e-6  # a layer of a step with prompts takes that at least
 EXPERTS_LONGER = 1.3  # times, a layer with experts
@@ -82,12 +87,15 @@ CHUNK_START_S = 14e-6  # attention of a prompt, a layer
 TRITON_ATTENTION = 0.19  # gpt-oss, whose sinks have other kernels off Hopper
 
 
-def _rates(matrices: dict, experts: dict, attention: dict, bus: dict, **more: Any) -> Rates:
+def _rates(
+    matrices: dict, experts: dict, attention: dict, bus: dict, start: Any = None, **more: Any
+) -> Rates:
     return Rates(
         {bits: Matrices(*of) for bits, of in matrices.items()},
         {bits: Experts(*of) for bits, of in experts.items()},
         attention={int(size): share for size, share in attention.items()},
         bus={int(ranks): (small, large) for ranks, (small, large) in bus.items()},
+        start={int(ranks): seconds for ranks, seconds in (start or {}).items()},
         **more,
     )
 
@@ -100,6 +108,16 @@ RATES = {
 def rates_of(gpu: GpuSpec) -> Rates:
     """Of the GPU's family, or the nearest that has some."""
     return RATES[NEAREST.get(gpu.family, gpu.family)]
+
+
+def nearest(by_ranks: dict[int, Any], ranks: int) -> Any:
+    """The value of the nearest number of ranks."""
+    return by_ranks[min(by_ranks, key=lambda known: abs(known - ranks))]
+
+
+def measures_messages(gpu: GpuSpec) -> bool:
+    """Whether starts and rates of all-reduces are measured, so that no fit has them."""
+    return bool(gpu.nvlink_bytes_per_s) and gpu.family in RATES and bool(RATES[gpu.family].start)
 
 
 def sustained(gpu: GpuSpec, multiplies: str) -> float:

@@ -42,6 +42,7 @@ from twinserve.profiles.forms.kernel_rates import (
     ZIPF,
     Rates,
     format_of,
+    nearest,
     rates_of,
     sustained,
 )
@@ -101,7 +102,6 @@ PADDED_RELEASES = ((0, 11), (0, 14))  # from, to before
 PADDED_ROWS = 127  # for each expert
 PADDED_MOVED = 1.5  # read in 8 bits and written in 16: rows that no token has
 QUANTISING_SHARE = 0.8  # of the memory's rate, for three bytes a value
-SMALL_BYTES, LARGE_BYTES = 1e6, 134e6  # messages that `Rates.bus` has
 
 
 def sums_kernels(llm: ModelSpec) -> bool:
@@ -132,8 +132,7 @@ class KernelsModel(RooflineModel):
         self._set_experts(rates, release)
         self._set_prompts(rates)
         self._set_exchange(tp * dp)
-        self._set_allreduce(rates)
-        self._fixed = self._layer_s + self.efficiency.host_s
+        self._set_messages(rates)
         self.chosen_seconds = lru_cache(maxsize=4096)(self._chosen_seconds)
 
     # -- constants ---------------------------------------------------------------------------------
@@ -218,30 +217,17 @@ class KernelsModel(RooflineModel):
         self._exchange_token = exchanged / between
         self._exchange_fixed = llm.expert_layers * e.allreduce_s if dp > 1 else 0.0
 
-    def _set_allreduce(self, rates: Rates) -> None:
+    def _set_messages(self, rates: Rates) -> None:
         llm, gpu, tp = self.llm, self.gpu, self.tp
-        self._allreduce_fixed = self._exchange_fixed
-        if tp == 1:
-            return
-        start = ALLREDUCE_START_S.get(tp, 7e-6) if gpu.nvlink_bytes_per_s else PCIE_START_S
-        each = 2.0 * llm.layers
-        self._allreduce_fixed += each * start
-        if llm.norms_over_heads:
-            self._allreduce_fixed += each * start  # norms of q and k: a value a token
-        nearest = min(rates.bus, key=lambda ranks: abs(ranks - tp))
-        self._bus = rates.bus[nearest]
-        self._ring = 2.0 * (tp - 1) / tp * each * llm.hidden * llm.dtype_bytes
-        self._message = llm.hidden * llm.dtype_bytes
+        self._allreduce_fixed, self._bus = self._exchange_fixed, nearest(rates.bus, tp)
+        if tp > 1:
+            start = ALLREDUCE_START_S.get(tp, 7e-6) if gpu.nvlink_bytes_per_s else PCIE_START_S
+            # norms of q and k: a value a token
+            self._allreduce_fixed += (4.0 if llm.norms_over_heads else 2.0) * llm.layers * start
 
     # -- terms -------------------------------------------------------------------------------------
     def _allreduce(self, tokens: int) -> float:
-        fixed = self._allreduce_fixed + self._exchange_token * tokens
-        if self.tp == 1:
-            return fixed
-        small, large = self._bus
-        along = np.log(max(tokens * self._message, SMALL_BYTES) / SMALL_BYTES)
-        along = min(float(along / np.log(LARGE_BYTES / SMALL_BYTES)), 1.0)
-        return fixed + self._ring * tokens / (small * (large / small) ** along)
+        return super()._allreduce(tokens) + self._exchange_token * tokens
 
     def _gemm(self, tokens: int) -> float:
         dense = max(self._gemm_floor, self._gemm_token * tokens) + self._gemm_moved * tokens
@@ -264,14 +250,6 @@ class KernelsModel(RooflineModel):
         multiplied = self._expert_token * (pairs + self._padded)
         moved = self._padded_moved + self._expert_moved * pairs
         return max(self._expert_read * chosen, multiplied) + moved
-
-    def _without_decode_kv(self, tokens: int, rows: int, prefill_attention: float) -> float:
-        if not tokens:
-            return self.efficiency.host_s
-        head = max(self._head_floor, self._head_row * (rows + self._half))
-        fixed = self._fixed + self._allreduce(tokens)
-        per_token = self._elementwise_token * tokens
-        return fixed + self._gemm(tokens) + head + per_token + self._row * rows + prefill_attention
 
     def step_seconds(self, work: StepComposition) -> float:
         """Seconds of one step. A step that computes no token costs the host's constant."""

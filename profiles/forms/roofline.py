@@ -9,7 +9,8 @@ them by decoding requests; rows = requests in the step. Everything is per tensor
     decode_kv    KV bytes of the decoding requests' contexts, new token included, / memory rate
     prefill_attention   max((query, key) pair FLOPs / compute rate, KV bytes / memory rate)
     elementwise  norms, rotary, activation: bytes moved per token / memory rate
-    allreduce    two per layer: latency + ring bytes / link rate (NVLink, else PCIe)
+    allreduce    two per layer: latency + ring bytes / rate. On Hopper over NVLink both are measured
+                 (`kernel_rates.py`), and the rate grows with the message
     layers       kernel start and tail time that no amount of work hides, per layer; latent
                  attention has more kernels
     host         scheduler, input preparation, sampling: constant + per request
@@ -24,11 +25,20 @@ between context lengths (`decode_context_max` is not used).
 
 from __future__ import annotations
 
+from math import log
+
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.forms.kernel_rates import (
+    LARGE_BYTES,
+    RATES,
+    SMALL_BYTES,
+    measures_messages,
+    nearest,
+)
 from twinserve.profiles.ranks import check_ranks
 from twinserve.profiles.specs import STRICT, GpuSpec, ModelSpec
 
@@ -114,13 +124,24 @@ class RooflineModel(StepTimeModel):
         # half of that.
         link = gpu.link_bytes_per_s * e.link_share * pcie_sharing(gpu, tp)
         ring = 2.0 * (tp - 1) / tp
-        self._allreduce_fixed = 2.0 * llm.layers * e.allreduce_s if tp > 1 else 0.0
-        self._allreduce_token = 2.0 * llm.layers * ring * llm.hidden * size / link
+        self._set_allreduce(link)
         self._gather_row = ring / 2.0 * llm.vocab * size / link if head else 0.0
         self._row = self._gather_row + e.host_request_s
         more = LATENT_KERNELS / LAYER_KERNELS if llm.latent is not None else 0.0
         self._layer_s = llm.layers * e.layer_s * (1.0 + more)
-        self._fixed = self._layer_s + self._allreduce_fixed + e.host_s
+        self._fixed = self._layer_s + e.host_s
+
+    def _set_allreduce(self, link: float) -> None:
+        """link: bytes/s of a rank, for GPUs whose messages were not measured."""
+        llm, tp, start = self.llm, self.tp, self.efficiency.allreduce_s
+        self._bus = (link, link)
+        if measures_messages(self.gpu):
+            rates = RATES[self.gpu.family]
+            start, self._bus = nearest(rates.start, tp), nearest(rates.bus, tp)
+        each = 2.0 * llm.layers if tp > 1 else 0.0
+        self._message = llm.hidden * llm.dtype_bytes
+        self._ring = 2.0 * (tp - 1) / tp * each * self._message
+        self._allreduce_fixed = each * start
 
     def step_seconds(self, work: StepComposition) -> float:
         """Seconds of one step. A step that computes no token costs the host's constant."""
@@ -163,8 +184,9 @@ class RooflineModel(StepTimeModel):
             return self.efficiency.host_s
         gemm = self._gemm(tokens)
         head = max(self._head_floor, self._head_row * (rows + self._half))
-        per_token = (self._elementwise_token + self._allreduce_token) * tokens
-        return self._fixed + gemm + head + per_token + self._row * rows + prefill_attention
+        fixed = self._fixed + self._allreduce(tokens)
+        per_token = self._elementwise_token * tokens
+        return fixed + gemm + head + per_token + self._row * rows + prefill_attention
 
     def host_seconds(self, requests: int) -> float:
         """The term `host` of a step with so many requests."""
@@ -176,7 +198,12 @@ class RooflineModel(StepTimeModel):
         return self._allreduce(tokens) if tokens else 0.0
 
     def _allreduce(self, tokens: int) -> float:
-        return self._allreduce_fixed + self._allreduce_token * tokens
+        if self.tp == 1:
+            return self._allreduce_fixed
+        small, large = self._bus
+        along = log(max(tokens * self._message / SMALL_BYTES, 1.0)) / log(LARGE_BYTES / SMALL_BYTES)
+        rate = small * (large / small) ** min(along, 1.0)
+        return self._allreduce_fixed + self._ring * tokens / rate
 
     def terms(self, work: StepComposition) -> dict[str, float]:
         """The terms named in the module's docstring, seconds; their sum is `step_seconds` up to

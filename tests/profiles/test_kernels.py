@@ -123,7 +123,7 @@ def test_latent_attention_has_more_kernels_a_layer():
     profile = load_profile("kimi-k2.5@h200:tp8")
     layers = profile.model().terms(decode_work(4, 500))["layers"]
     more = 1 + LATENT_KERNELS / LAYER_KERNELS
-    assert layers == pytest.approx(more * profile.llm.layers * FAMILIES["hopper"].layer_s)
+    assert layers == pytest.approx(more * profile.llm.layers * FAMILIES["hopper-sum"].layer_s)
 
 
 def test_eager_steps_take_as_long_as_their_launches():

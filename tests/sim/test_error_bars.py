@@ -276,7 +276,7 @@ def test_the_report_shows_them(written, capsys):
 
 def test_an_error_that_is_not_known_is_said_to_be_assumed(capsys):
     ended(simulate_main, [*RUN, "--profile", "llama-2-7b@l20", "--error-bars"])
-    assert "not known, taken as 51%" in " ".join(capsys.readouterr().out.split())
+    assert "not known, taken as 47%" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

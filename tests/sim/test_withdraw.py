@@ -223,7 +223,7 @@ def test_an_application_fails_with_one_of_its_requests():
 def test_a_batch_of_the_pool_goes_on_without_those_who_gave_up():
     pool = BestEffortPool(2, (8, 120), (4, 60), 0, until_s=2.0)
     w = replace(Workload.build([0.0], [20], [5]), pool=pool)
-    rows = run_of(w, client_timeout=0.2).rows()
+    rows = run_of(w, client_timeout=0.14).rows()
     batches = rows.requests[rows.requests["group"].notna()].groupby("stage")["outcome"].agg(list)
     assert len(batches) > 3 and any("timed_out" in batch for batch in batches[:-1])
 
@@ -286,7 +286,7 @@ def test_an_application_that_leaves_takes_nothing_from_the_others():
 def test_nothing_is_left_of_applications_whose_clients_left(policy):
     inputs = resolve(
         SimulationConfig(
-            policy=(policy,), trace="apps", requests=30, max_num_seqs=8, client_timeout=2.0
+            policy=(policy,), trace="apps", requests=30, max_num_seqs=8, client_timeout=1.8
         )
     )
     run = Simulation(inputs, inputs.policies[0])
