@@ -24,7 +24,7 @@ def rule(name: str) -> dict:
 
 
 WORDS, LENGTH = rule("Words.yml"), rule("Length.yml")
-ROOMS = ("policies", "sim", "backends", "profiles", "traces", "native", "src/twinserve")
+ROOMS = "policies sim backends profiles traces native src/twinserve experiments".split()
 ACTORS = re.compile(r"\b(?:whoever|whom|nobody|everybody|somebody|anybody|is no more)\b")
 WHERE = re.compile(r"\bwhere (?:that|it|there|they|an?|the|no|any|one|not)\b[^.]*")
 ARGUMENT = re.compile(r"^(\w\S*(?:, \w+)*)  +|^\$ .*|; |\. (?=\w+(?:, \w+)*: )", re.M)

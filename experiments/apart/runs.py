@@ -49,7 +49,7 @@ def run_point(prompt: int, fleet: str, load: float, seed: int) -> dict:
 
     NAME_kept          share of the requests that keep both objectives of that name
     ttft_p90_s, tpot_p90_s
-    transfer_s         mean of the KV's way; 0 where there is none
+    transfer_s         mean of the KV's way; 0 without one
     """
     apart = {"replicas": GPUS} if fleet == AGGREGATED else {"fleet": fleet}
     config = SimulationConfig(

@@ -1,9 +1,9 @@
 """The speed of the simulator: `twinserve study benchmark`.
 
 Whole commands as a user starts them, speed inside a run, how both grow, and what the fast path over
-runs of decode steps gains. A seed is a repeat: of measured times the tables have medians. Beside
-them stand the whole trace under Dynamo's simulator (ai-dynamo 1.4.2), if TWINSERVE_DYNAMO names the
-interpreter of an environment that has it. docs/benchmark.md says how to read the tables.
+runs of decode steps gains. A seed is a repeat: of measured times the tables have medians. If
+TWINSERVE_DYNAMO names the interpreter of an environment with ai-dynamo 1.4.2, they also have the
+whole trace under Dynamo's simulator. docs/benchmark.md says how to read the tables.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def dynamo(seed: int, python: str, replicas: int, requests: int | None) -> dict[
     the folder that it runs in."""
     file = find_local(resolve("mooncake"), search_folders(), cache_folder())
     if file is None:
-        raise BenchmarkError("the Mooncake trace is not here: `twinserve trace fetch mooncake`")
+        raise BenchmarkError("the Mooncake trace is missing; run `twinserve trace fetch mooncake`")
     engine = {"block_size": 64, "num_gpu_blocks": 16384}
     engine |= {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
     with tempfile.TemporaryDirectory() as folder:

@@ -31,7 +31,7 @@ class BenchmarkError(TwinserveError, RuntimeError):
 
 
 def simulate_command() -> list[str]:
-    """`simulate` beside this interpreter, or its module where there is no script."""
+    """`simulate` in this interpreter's folder, or its module if there is no script."""
     script = shutil.which("simulate", path=str(Path(sys.executable).parent))
     return [script] if script else [sys.executable, "-m", "twinserve.sim.cli.main", "simulate"]
 

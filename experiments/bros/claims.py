@@ -1,4 +1,4 @@
-"""What the BROS paper says of its figures, beside what ours say; of averages: `headline`."""
+"""Compare what the BROS paper says of its figures with ours; of averages: `headline`."""
 
 from __future__ import annotations
 

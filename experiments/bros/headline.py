@@ -1,12 +1,12 @@
 """BROS against each baseline over all settings, and what the paper says of that.
 
-The paper's improvements are averages over settings, and its multipliers exceed what the ratio of
-its own means allows (a TTFT attainment of 10.55 % times 11.75 is more than 100 %). So they must be
-means of the settings' ratios. Both are shown: `ratio` is the mean over settings of BROS over the
-baseline, without settings in which the baseline has 0, `of_means` BROS's mean over the baseline's.
-Intervals are over seeds, each of which gives one such mean; a seed that lacks a setting gives none.
-`bros_saturated` and `other_saturated` count the settings in which the queue of real-time requests
-grows for as long as they arrive: means of these depend on the length of the trace.
+The paper's improvements are averages over settings. Its multipliers exceed what the ratio of its
+own means allows (a TTFT attainment of 10.55 % times 11.75 is more than 100 %). So they must be
+means of the settings' ratios. Both are shown. `ratio` is the mean over settings of BROS over the
+baseline, without settings in which the baseline has 0. `of_means` is BROS's mean over the
+baseline's. Intervals are over seeds, each of which gives one such mean; a seed that lacks a setting
+gives none. `bros_saturated` and `other_saturated` count the settings in which the queue of
+real-time requests grows for as long as they arrive. Their means depend on the length of the trace.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _each(marks: Marks) -> Iterator[tuple[str, str, str, float]]:
 def _rows(
     table: pd.DataFrame, lengths: str, quantity: str, baseline: str, rates: str = "all"
 ) -> dict[str, Row]:
-    """version -> row of `headline`, the first of which is judged: the models of ACM where they were
+    """version -> row of `headline`, the first of which is judged: the models of ACM if they were
     run (the paper's "15 cases")."""
     wanted = {"rates": rates, "lengths": lengths, "quantity": quantity, "baseline": baseline}
     return {row.version: row for row in rows_of(table, **wanted)}
@@ -145,7 +145,7 @@ def _rows(
 def _improved(
     table: pd.DataFrame, marks: Marks, where: str, reasons: Mapping[str, str]
 ) -> list[Claim]:
-    """Beside the claim of a version stands the same at the lower rates."""
+    """The claim of a version, and the same at the lower rates."""
     found = []
     for lengths, quantity, baseline, paper in _each(marks):
         rows = _rows(table, lengths, quantity, baseline)

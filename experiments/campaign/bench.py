@@ -108,7 +108,7 @@ class Bench:
         return times
 
     def _captured(self, calls: Sequence[Callable[[], object]], many: int):
-        """The replay of a CUDA graph of `many` calls; None where they cannot be captured."""
+        """The replay of a CUDA graph of `many` calls; None if they cannot be captured."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         try:

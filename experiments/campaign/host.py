@@ -1,5 +1,5 @@
-"""Stage `host` of a campaign: vLLM's own loop, which plans a step while the one before it runs
-(asynchronous scheduling, the default of a server), beside the same loop without it."""
+"""Stage `host` of a campaign: vLLM's own loop with and without asynchronous scheduling. With it,
+the default of a server, the loop plans a step while the one before it runs."""
 
 from __future__ import annotations
 

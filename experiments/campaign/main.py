@@ -3,7 +3,7 @@
 
 STAGES are names joined by commas, each with its own limit in seconds if you like:
 steps:240,validate:150. They share one engine as far as they can. Everything is written as it is
-measured; call it again and it goes on where it was.
+measured; call it again to continue.
 
     plan      the runs of validate, simulated; needs no GPU        (DIR/runs)
     steps     time steps of chosen composition                     (DIR/steps)
@@ -119,7 +119,7 @@ def _go(
         for name, limit in stages:
             own = deadline if limit is None else deadline.within(limit)
             if own.near:
-                store.say(f"{name}: {max(own.left, 0.0):.0f} s are too few")
+                store.say(f"{name}: skipped, {max(own.left, 0.0):.0f} s left are too few")
                 continue
             store.say(f"== {name}, {own.left:.0f} s")
             try:
@@ -160,7 +160,7 @@ def _check(options: argparse.Namespace, stages: list[str], extra: dict) -> None:
         import torch
 
         if not torch.cuda.is_available() and (options.model != "tiny" or not options.eager):
-            raise SettingsError("torch finds no GPU; --model tiny --eager is a try on a CPU engine")
+            raise SettingsError("torch finds no GPU; try a CPU with --model tiny --eager")
 
 
 def _run(

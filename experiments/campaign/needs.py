@@ -1,5 +1,5 @@
-"""What the stages of a campaign import, imported before anything is measured: a package that is
-missing shall not show after minutes on a machine that is lent for minutes."""
+"""Import what the stages of a campaign need before anything is measured. A missing package must not
+show only after minutes on a machine that is lent for minutes."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ Calls are captured into a CUDA graph and replayed. Weights and KV change from ca
 together they exceed the L2 cache: a decode step finds none of them there, either. `--cpu` runs tiny
 sizes without a GPU, to try the code.
 
-Columns: stage, what, T (tokens or batch), n, k (sizes, named in `what`), extra, us (median of the
-replays of one call, microseconds), us10 and us90 (percentiles), tflops, gbs (10^12 operations and
-10^9 bytes a second).
+Columns: stage, what, T (tokens or batch), n, k (sizes, named in `what`), extra, us, us10, us90,
+tflops and gbs. `us` is the median of the replays of one call (microseconds), us10 and us90 are
+percentiles; tflops and gbs are 10^12 operations and 10^9 bytes a second.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def flash3():
     from vllm.vllm_flash_attn import flash_attn_interface as interface
 
     if not interface.FA3_AVAILABLE:
-        raise RuntimeError(f"FlashAttention 3 is not there: {interface.FA3_UNAVAILABLE_REASON}")
+        raise RuntimeError(f"FlashAttention 3 is unavailable: {interface.FA3_UNAVAILABLE_REASON}")
     return interface.flash_attn_varlen_func
 
 

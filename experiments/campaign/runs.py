@@ -1,7 +1,6 @@
-"""Stages `plan` and `validate` of a campaign: for windows of traces at several loads, each policy
-is simulated (`plan`, wherever there is time), then replayed in lock-step on the engine and run free
-on it, again and again (`validate`, which simulates nothing). Every run is on disk as soon as it is
-over."""
+"""Stages `plan` and `validate` of a campaign: windows of traces at several loads. `plan` simulates
+each policy, without a GPU. `validate` simulates nothing: it replays the policy in lock-step on the
+engine, then runs it free, repeatedly. Every run is on disk as soon as it is over."""
 
 from __future__ import annotations
 
@@ -155,9 +154,9 @@ def _chosen(config: SimulationConfig, cell: Cell, trace: Path) -> tuple[int, flo
 
 # -- before, without an engine ---------------------------------------------------------------------
 def plan_runs(store: Store, key: str, graphs: bool, plan: Plan) -> None:
-    """Simulate every cell of `plan`, and keep what `validate` needs. On the measured profile, where
+    """Simulate every cell of `plan`, and keep what `validate` needs. On the measured profile, if
     there is one, else on the first shipped one; cells that ran on the engine keep their plan.
-    Raises StageError where no cell can be planned."""
+    Raises StageError if no cell can be planned."""
     measured = store.folder / PROFILES / f"{mode_name(key, graphs)}.json"
     profile = load_profile(measured if measured.exists() else MODEL_SIZES[key].shipped[0])
     wrong, cells = [], plan.cells()
@@ -201,7 +200,7 @@ def _plan_cell(folder: Path, key: str, cell: Cell, trace: Path, profile: Profile
 
 
 def _check_room(inputs: Inputs, spec: PolicySpec, planned: int, key: str) -> None:
-    """Raises ValueError where a step of `planned` tokens, or one that a free run may plan, is more
+    """Raises ValueError if a step of `planned` tokens, or one that a free run may plan, is more
     than the engine computes at once."""
     size, longest = MODEL_SIZES[key], inputs.workload.longest
     chunk = spec.options.get("chunk")
@@ -231,14 +230,14 @@ def validate(
     for policies that may swap. Raises StageError where none is planned, or every one failed."""
     todo = [unit for unit in plan.units() if not _done(store, key, graphs, *unit)]
     if not todo:
-        store.say("validate: all runs are there")
+        store.say("validate: all runs are done already")
         return
     known = {cell: store.read(*_names(key, graphs, cell), "cell.json") for cell, _ in todo}
     for cell in (cell for cell, facts in known.items() if facts is None):
-        store.say(f"{cell.name} is not planned")
+        store.say(f"{cell.name}: skipped, not planned")
     todo = [(cell, part) for cell, part in todo if known[cell] is not None]
     if not todo:
-        raise StageError("no run is planned: stage plan does that, without a GPU")
+        raise StageError("no run is planned: run stage plan first; it needs no GPU")
     wanted = {parse_policy(cell.policy).name for cell, _ in todo}
     engine = engines.get(key, graphs, swap and wanted != {"vllm"}, extra, deadline)
     engine.scheduler.can_adopt = False  # hits must be hits from now on
@@ -250,7 +249,7 @@ def validate(
         expected_s = known[cell]["planned_busy_s" if part == "locked" else "planned_s"]
         longest_s = max(_SLACK * expected_s + _OVERHEAD_S, LEAST_S)
         if deadline.left < longest_s:
-            store.say(f"{cell.name} {part}: {longest_s:.0f} s, and {deadline.left:.0f} s are left")
+            store.say(f"{cell.name} {part}: needs {longest_s:.0f} s, has {deadline.left:.0f} s")
             continue
         begun = time.monotonic()
         tried += 1

@@ -33,8 +33,8 @@ FIRST_START_S = {True: 75.0, False: 40.0}
 class Model:
     """One model and the sizes that a campaign gives its engine (`models.yaml`).
 
-    name          of profiles.catalog.MODELS; config: what its config.json has beside the sizes
-                  (None: the tiny model with seeded weights)
+    name          of profiles.catalog.MODELS; config: what else its config.json has (None: the tiny
+                  model with seeded weights)
     max_num_seqs  requests a step; seats are what the engine of the validation has room for: model
                   runner V2 keeps a seat for every request that holds memory, paused ones too
     ledger_blocks, host_blocks  KV memory of the policies in the validation: less than half of the
@@ -100,7 +100,7 @@ class Deadline:
         return self.left < LEAST_S
 
     def look(self, *what: object) -> None:
-        """For what reports its progress: raises OutOfTime where the time is over."""
+        """For what reports its progress: raises OutOfTime when the time is over."""
         if self.left < 0:
             raise OutOfTime
 
@@ -130,8 +130,7 @@ class Store:
         write_atomically(target, dump_json(CAMPAIGN.numbered(value), target.name).encode())
 
     def read(self, *names: str) -> dict | None:
-        """JSON from before; None where there is none. Raises StageError for one of a later
-        version."""
+        """JSON from before; None without one. Raises StageError for one of a later version."""
         file = self.folder.joinpath(*names)
         try:
             document = dict(json.loads(file.read_text(encoding="utf-8")))
@@ -209,8 +208,8 @@ class Engines:
         """The VllmEngine of model `key` with the measuring scheduler; swap: with host memory, and
         seats to spare.
 
-        Without swap any running engine of the model will do. Raises what vLLM raises, and
-        OutOfTime where a start would leave no time to use it.
+        Without swap any running engine of the model will do. Raises what vLLM raises, and OutOfTime
+        if a start would leave no time to use it.
         """
         wanted = (key, graphs, swap, json.dumps(extra, sort_keys=True, default=str))
         if self._engine is not None and (
@@ -223,7 +222,7 @@ class Engines:
         engine = self.start(key, graphs, swap, {"scheduler_cls": SCHEDULER, **extra}, deadline)
         self._key, self._adopts = wanted, engine.scheduler.can_adopt
         if deadline.left < 0:
-            raise OutOfTime("the engine's start took all the time")
+            raise OutOfTime("the engine's start used up the time; give the stage more")
         return engine
 
     def start(self, key: str, graphs: bool, swap: bool, extra: dict, deadline: Deadline):
@@ -232,7 +231,7 @@ class Engines:
         expected = self.expected_s(key, graphs)
         if deadline.left < expected + LEAST_S:
             raise OutOfTime(
-                f"{deadline.left:.0f} s are left, and an engine takes {expected:.0f} s to start"
+                f"{deadline.left:.0f} s are left, but an engine takes {expected:.0f} s to start"
             )
         self.close()
         from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
@@ -281,8 +280,8 @@ class Engines:
         self.store.write({"starts": starts}, STEPS, f"{mode_name(key, graphs)}-starts.json")
 
     def close(self) -> None:
-        """Stop the engine. One that does not stop in order is told of, and left to the process's
-        end."""
+        """Stop the engine. One that does not stop in order is reported, and ends with the
+        process."""
         engine, self._engine, self._key = self._engine, None, None
         if engine is not None:
             try:

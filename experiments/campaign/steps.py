@@ -77,18 +77,18 @@ def measure_steps(
     **extra,
 ) -> None:
     """Raw steps of the calibration's points in shuffled rounds until the time is over, saved every
-    few seconds. The first round begins with the points that no profile can do without. Called
-    again it goes on with further rounds. quick: fewer points; extra: vLLM engine arguments. Raises
-    StageError where no step was measured, or the earlier ones are of an engine of other sizes."""
+    few seconds. The first round begins with the points that no profile can do without. Called again
+    it goes on with further rounds. quick: fewer points; extra: vLLM engine arguments. Raises
+    StageError if no step was measured, or the earlier ones are of an engine of other sizes."""
     path = raw_path(store, key, graphs)
     facts = machine(store)
     earlier = read_samples(path) if path.exists() else Measurement([], [], {})
     done = int(earlier.provenance.get("rounds", 0))
     if done >= rounds:
-        store.say(f"{path.name}: has its {rounds} rounds already")
+        store.say(f"{path.name}: complete, {rounds} rounds")
         return
     if deadline.near:
-        store.say(f"{path.name}: {deadline.left:.0f} s are too few")
+        store.say(f"{path.name}: skipped, {deadline.left:.0f} s left are too few")
         return
     engine = engines.get(key, graphs, False, extra, deadline)
     bring_up(engines, engine, key, graphs)
@@ -119,7 +119,7 @@ def measure_steps(
         kept.now()
     clear(engine)
     if not earlier.steps + run.steps:
-        raise StageError("no step was measured in the time that the engine's start left")
+        raise StageError("the engine's start left no time to measure a step; give more")
     store.say(
         f"{path.name}: {len(run.steps):,} more steps, {run.rounds + done} whole rounds, "
         f"{run.elapsed_s():.0f} s"
@@ -161,11 +161,11 @@ def measure_swaps(
 
 
 def make_profile(store: Store, key: str, graphs: bool):
-    """The profile of what has been measured so far. Returns its path. Raises StageError where that
-    is too little."""
+    """The profile of what has been measured so far. Returns its path. Raises StageError if that is
+    too little."""
     path = raw_path(store, key, graphs)
     if not path.exists():
-        raise StageError(f"{path.name} is not there: run stage steps first")
+        raise StageError(f"{path.name} is missing; run stage steps first")
     measured = read_samples(path)
     swaps = raw_path(store, key, graphs, "-swap")
     transfers = read_samples(swaps).swaps if swaps.exists() else []

@@ -1,8 +1,8 @@
 """How long a decision takes: `twinserve study decisions`.
 
-A decision is one `EngineCore.plan`: what arrived is told to the policy, it plans, and asks the KV
-ledger as it does so. Every policy is measured in a steady state with a full batch and a queue of a
-given length. Seconds are CPU seconds unless named wall. docs/benchmark.md says more.
+A decision is one `EngineCore.plan`: the policy learns what arrived, plans, and asks the KV ledger
+as it does so. Every policy is measured in a steady state with a full batch and a queue of a given
+length. Seconds are CPU seconds unless named wall. docs/benchmark.md says more.
 """
 
 from __future__ import annotations

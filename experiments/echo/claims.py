@@ -1,5 +1,5 @@
-"""What the Echo paper says beside what our tables say. It prints few numbers: x3.3, 78.6 %, 95 %, 6
-x, > 50 %, 90 %. The words are in texts.yaml."""
+"""Compare what the Echo paper says with our tables. It prints few numbers: x3.3, 78.6 %, 95 %, 6 x,
+> 50 %, 90 %. The words are in texts.yaml."""
 
 from __future__ import annotations
 
@@ -96,8 +96,7 @@ def sharing_claims(table: pd.DataFrame) -> list[Claim]:
 
 
 def setting_claims(table: pd.DataFrame) -> list[Claim]:
-    """Each variant stands beside x3.3 with the objectives kept; it is labelled, none is a
-    default."""
+    """Compare each variant with x3.3, objectives kept. Each is labelled, none is a default."""
     return [
         tell("setting", _keeping(row), row, why=TEXTS.SETTINGS[row.change])
         for row in rows_of(table, policy=ECHO)

@@ -50,7 +50,7 @@ def grid(
 
 
 def _rung(estimator: str, policy: str) -> dict[str, str]:
-    """BS asks no estimator: its run stands beside all."""
+    """BS asks no estimator: its run is compared with all."""
     if policy == BS:
         return {"policy": policy}
     return {"policy": policy + ESTIMATORS[estimator], "estimator": estimator}
@@ -61,7 +61,7 @@ OF_BELIEF = ("estimator", "policy")
 
 
 def ladder(pools: Sequence[str]):
-    """Fig. 6, beside these pools. BS_512 stands beside the paper's estimator."""
+    """Fig. 6 with these pools. BS_512 is listed under the paper's estimator."""
     rungs = {(e, p): _rung(e, p) for e in ESTIMATORS for p in LADDER}
     few = {"pool": (SHORT, "sharegpt")}
     return joined(
@@ -92,7 +92,7 @@ LATENCIES = joined(
 
 # -- Figs. 8 to 10, Fig. 11 and Sec. 5.3 -----------------------------------------------------------
 def _series(option: str, **more: Any) -> Grid:
-    """Beside a pool that is refilled. option: one more of each policy."""
+    """With a pool that is refilled. option: one more of each policy."""
     policies = {(p, e): p + ESTIMATORS[e] for p, e in SERIES}
     made = {
         at: {"policy": f"{policy}{',' if ':' in policy else ':'}{option}" if option else policy}

@@ -1,10 +1,10 @@
 """Single runs of the Echo study: settings in, rows of metrics out.
 
 The testbed of Sec. 7.1: Llama-3.1-8B on one A100-PCIE-40G, TTFT 1 s and TPOT 0.05 s for online
-requests, offline requests all submitted at the beginning. A day is shown by some of its minutes, as
-many from each part of it, one after another: so tide and bursts are those of the day, and a run is
-short; or by all of them. The threshold's history is that of an hour of online requests alone, which
-came before. Step times are those of a derived profile, not of an engine.
+requests, offline requests all submitted at the beginning. A day is shown by all of its minutes, or
+by some: as many from each part of it, one after another. So tide and bursts are those of the day,
+and a run is short. The threshold's history is that of an hour of online requests alone, which came
+before. Step times are those of a derived profile, not of an engine.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def offline(
 
 def refilled(pool: str, seed: int, requests: int) -> Workload:
     """A pool of questions on documents that is refilled: questions on as many documents as `pool`
-    has come at time 0, and when all questions on one have ended, those on another one come.
-    requests: questions in all."""
+    has come at time 0. When all questions on one have ended, those on another one come. requests:
+    questions in all."""
     at_once = longdoc(pool, seed=seed)
     size = len({name.partition("-")[2] for name in at_once.ids})
     made = longdoc(pool, requests=requests, order="by-document", seed=seed)
@@ -144,7 +144,7 @@ def refilled(pool: str, seed: int, requests: int) -> Workload:
 # -- runs ------------------------------------------------------------------------------------------
 def _look(core: EngineCore) -> tuple[int, ...]:
     """Online requests with KV, offline requests with KV, and blocks: online in use, offline in use,
-    online cached, offline cached (the last two -1 where a ledger does not tell them apart)."""
+    online cached, offline cached. The last two are -1 if a ledger does not separate them."""
     table, ledger, usage = core.requests, core.ledger, core.ledger.usage()
     running = table.service_class[np.flatnonzero(table.state == int(State.RUNNING))]
     active = np.count_nonzero(running == int(RequestClass.REAL_TIME))
@@ -260,8 +260,8 @@ def serve(**settings: Any) -> dict[str, Any]:
 
 def watch(bin_s: float = BIN_S, **settings: Any) -> list[dict[str, Any]]:
     """One run, as a row for every `bin_s` seconds in which online requests arrive: means over the
-    samples, prompt tokens of offline requests that were begun in them and how many of these were
-    found in the cache, and how many offline requests were left at the end (`left`)."""
+    samples, and `left`, the offline requests left at the end. Also prompt tokens of offline
+    requests begun in them, and how many of these were found in the cache."""
     samples, run = _run(**settings)
     names = ("online", "offline", "online_used", "offline_used", "online_cached", "offline_cached")
     looks = pd.DataFrame(samples, columns=list(names))
@@ -382,7 +382,7 @@ def foretold_memory(
     burstiness: float = 0.3,
     warm_s: float = WARM_S,
 ) -> list[dict[str, Any]]:
-    """Sec. 5.3, minute by minute of `minutes` minutes from `hour` on, online requests alone: what
+    """Sec. 5.3 for each of `minutes` minutes from `hour` on, online requests alone. Rows have what
     they hold, and mu + 2 sigma of the seconds that ended a minute before, for each length of that
     history. The engine runs through the longest history, and `warm_s` before it, first.
 
@@ -394,7 +394,7 @@ def foretold_memory(
     end = lead + minutes * BURST_S
     start = hour * 3600.0 - lead
     if start < 0:
-        raise ValueError(f"{lead:g} s before hour {hour:g} are another day's: take a later hour")
+        raise ValueError(f"{lead:g} s before hour {hour:g} begin the day before: use a later hour")
     whole = tidal(peak_rate=PEAK_RATE, burstiness=burstiness, seed=seed)
     load = set_slo(cut_window(whole, start, start + end), TTFT_S, TPOT_S)
     _, run = _simulate(LADDER[0], load, seed=seed)  # alone nothing else decides, as in `history`

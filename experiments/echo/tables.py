@@ -123,15 +123,15 @@ def _of_run(part: pd.DataFrame) -> dict[str, float]:
 
 
 def correlation(a: pd.Series, b: pd.Series) -> float:
-    """Pearson's; nan where one of them does not vary."""
+    """Pearson's; nan if one of them does not vary."""
     if not (a.std() > 0 and b.std() > 0):
         return float("nan")
     return float(np.corrcoef(a, b)[0, 1])
 
 
 def of_arrivals(points: pd.DataFrame) -> pd.DataFrame:
-    """Run by run: the correlation of expected and actual rate, the mean relative error of the mean,
-    and how many minutes bring more than was expected, by the mean and with two deviations."""
+    """Run by run: the correlation of expected and actual rate, and the mean relative error of the
+    mean. Also how many minutes bring more than expected, by the mean and with two deviations."""
     rows = [
         {
             "burstiness": burstiness,
@@ -147,7 +147,7 @@ def of_arrivals(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_memory(points: pd.DataFrame) -> pd.DataFrame:
-    """Run by run: seconds in which more is held than was foretold a minute before, what was
+    """Run by run: seconds in which more is held than was foretold a minute before. Also what was
     foretold and not held (share of the memory), and what was held."""
     key = ["tide", "burstiness", "history_s"]
     shown = ["exceeded", "spare", "held"]

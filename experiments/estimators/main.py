@@ -1,6 +1,6 @@
-"""Whose estimator wins: Echo, BROS and LayerKV on the same loads, each with the form of its own
-paper, with the simulator's own step times and with one form for all:
-`twinserve study estimators`. docs/studies.md has what came out.
+"""Whose estimator wins: `twinserve study estimators`. Echo, BROS and LayerKV run on the same loads.
+Each has the form of its own paper, the simulator's own step times, or one form for all.
+docs/studies.md has what came out.
 
 The engine's step times are composed from kernel tables, so that every form of a paper errs.
 """

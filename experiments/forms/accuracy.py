@@ -47,7 +47,7 @@ def on_recorded_steps(truth: Path) -> pd.DataFrame:
 
 
 def drawn_steps(seed: int, each: int) -> dict[str, list[StepComposition]]:
-    """Steps of an engine under load, by kind: 1 to 200 decodes of uneven contexts, 1 to 4 prompts
+    """Steps of an engine under load, by kind: 1 to 200 decodes of uneven contexts; 1 to 4 prompts
     or chunks of 16 to 2,048 tokens, a third of them on a prefix."""
     rng = np.random.default_rng(seed)
     found: dict[str, list[StepComposition]] = {kind: [] for kind in KINDS}

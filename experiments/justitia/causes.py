@@ -83,8 +83,8 @@ def table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def parts(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row for each variant: for each of `PARTS`, per cent, mean and half width (NAME_ci); nan
-    where it was not run."""
+    """A row for each variant: for each of `PARTS`, per cent, mean and half width (NAME_ci); nan if
+    it was not run."""
     rows = _grouped(rows)
     named = rows.assign(variant=np.where(rows.group == "", "", rows.group + ": ") + rows.change)
     found = named[["variant", "group"]].drop_duplicates("variant").set_index("variant")

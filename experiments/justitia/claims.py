@@ -1,4 +1,4 @@
-"""What Justitia's paper says of its figures, beside what our tables say."""
+"""Compare what Justitia's paper says of its figures with our tables."""
 
 from __future__ import annotations
 

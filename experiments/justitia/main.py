@@ -45,7 +45,7 @@ QUICK = {"count": 12, "offline": True, "policies": lambda policies: quickly(poli
 
 
 def quickly(policies: Sequence[str]) -> list[str]:
-    """Those that predict demands, and are not told how, by the mean of a class."""
+    """Policies that predict demands, by the mean of a class unless they name a predictor."""
     asked = [p.split(":")[0] in ("justitia", "srjf") and "predictor" not in p for p in policies]
     return [
         f"{p}{',' if ':' in p else ':'}predictor=class-mean" if mean else p

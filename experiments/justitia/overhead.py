@@ -52,9 +52,10 @@ def prediction(
     count: int = 300,
     offline: bool = False,
 ) -> dict:
-    """A predictor, given as a policy's options: error (mean relative error on `trials` held-out
-    applications a class, classes weighted as in the mix), predict_ms of one prediction, train_s of
-    all classes (all nan with trials=0), and mean_s and p90_s, JCT of `policy` under apps:2x.
+    """A predictor, given as a policy's options: predict_ms of one prediction, train_s of all
+    classes, and error. `error` is the mean relative error on `trials` held-out applications a
+    class, classes weighted as in the mix. All three are nan with trials=0. mean_s and p90_s: JCT of
+    `policy` under apps:2x.
 
     class_errors  the predictor is `perfect` with the noise of `ClassErrors`
     """

@@ -134,8 +134,9 @@ def compare(
 
 
 def applications_of(inputs: Inputs, fair: str) -> dict[str, tuple[RunRows, pd.DataFrame]]:
-    """policy -> the rows of its run, and a row for each application: jct_s and end_s, fair_ratio to
-    the run of policy `fair`, behind_s, how much later than in GPS it ends."""
+    """policy -> the rows of its run, and a row for each application: jct_s, end_s, fair_ratio and
+    behind_s. `fair_ratio` is to the run of policy `fair`; `behind_s` is how much later than in GPS
+    it ends."""
     done = {spec.label: run_policy(inputs, spec).rows for spec in inputs.policies}
     names = pd.Index(inputs.workload.group_names)
     found = {}
@@ -151,9 +152,9 @@ def applications_of(inputs: Inputs, fair: str) -> dict[str, tuple[RunRows, pd.Da
 
 
 def delayed(policies: Sequence[str], seed: int, trace: str, count: int, offline: bool, **settings):
-    """A row for each of two policies, the last of three is VTC: for each size of application the
-    share that ends later than under VTC (later_SIZE), the mean completion over VTC's (ratio_SIZE)
-    and the most that one ends after GPS (behind_SIZE, s)."""
+    """A row for each of two policies; the last of three is VTC. For each size of application:
+    later_SIZE, the share that ends later than under VTC; ratio_SIZE, the mean completion over
+    VTC's; behind_SIZE, the most that one ends after GPS (s)."""
     workload = load(trace, seed=seed, count=count, offline=offline)
     inputs = inputs_of(workload, policies, seed, LLAMA_7B, settings)
     sizes = {

@@ -1,4 +1,4 @@
-"""Tables of Justitia's study: policies beside each other in the same run."""
+"""Tables of Justitia's study: compare policies in the same run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tables of the LayerKV study, and what the paper says beside what they say.
+"""Tables of the LayerKV study, compared with what the paper says.
 
 `layerkv` is Algorithm 1 as printed; `savable` leaves out requests that will miss their TPOT
-objective whatever is done. The first is judged, the second stands beside it.
+objective whatever is done. The first is judged, the second is only shown.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def _up_to(
     judged: Callable[[Number], Verdict],
     readings: Mapping[str, str] = READINGS,
 ) -> list[Claim]:
-    """The largest gain over the settings, where the paper says `up to`; for all readings of
-    Algorithm 1."""
+    """The largest gain over the settings, if the paper says `up to`; for all readings of Algorithm
+    1."""
     found = []
     for policy, reading in _there(table, readings).items():
         best, directed = most(rows_of(table, policy=policy), column), policy in DIRECTED

@@ -52,7 +52,7 @@ KNOWN = "layerkv:predictor=oracle-length"
 
 
 def _blocks_left(llm: ModelSpec, gpu: GpuSpec, tp: int, tokens: int, requests: int = 256) -> int:
-    """KV blocks of 16 tokens beside a step of so many tokens (Sec. 2.2): hidden states and the
+    """KV blocks of 16 tokens that a step of so many tokens leaves (Sec. 2.2): hidden states and the
     widest point of the MLP, logits twice in fp32, and 0.7 GB for what is not torch. vLLM 0.5 had
     other terms than the releases that `kv_memory` knows."""
     width = 3 * llm.hidden + 3 * llm.intermediate / tp
@@ -139,9 +139,9 @@ def serve(
 
 
 class Watch:
-    """Looks at the plans of a run that has not begun: how many requests are parked, that is run
-    and do not decode for want of layers that are on the host; and of the allowances of eq. 1 that
-    are negative, how many are those of requests with layers on the host."""
+    """Look at the plans of a run that has not begun. Count parked requests, which run and do not
+    decode because layers are on the host. Of the negative allowances of eq. 1, count those of
+    requests with layers on the host."""
 
     def __init__(self, simulation: Simulation) -> None:
         policy = simulation.engines[0].core.policy

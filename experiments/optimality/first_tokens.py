@@ -1,13 +1,13 @@
-"""First tokens in time, beside the most that any schedule could have had.
+"""First tokens in time, compared with the most of any schedule.
 
 A bound, from a problem that leaves out all but one thing: prompts take the machine, one after
-another or in parts, and a prompt of n tokens takes it for at least n times the shortest step time
-a token that the profile has for steps of any size. Decodes, best-effort requests and memory cost
-nothing. All requests have one TTFT objective, so who arrives first is due first, and the most
+another or in parts. A prompt of n tokens takes it for at least n times the shortest step time a
+token that the profile has for steps of any size. Decodes, best-effort requests and memory cost
+nothing. All requests have one TTFT objective, so the first to arrive is due first, and the most
 prompts that can be in time are found exactly.
 
 Source: Kise, Ibaraki and Mine, "A Solvable Case of the One-Machine Scheduling Problem with Ready
-and Due Times" (Operations Research 26, 1978): ready and due times in the same order.
+and Due Times" (Operations Research 26, 1978). Ready and due times have the same order.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _EACH, _COARSE, _MOST = 1024, 64, 16384  # tokens of a step: all up to here, the
 def most_in_time(ready: np.ndarray, due: np.ndarray, cost: np.ndarray) -> int:
     """How many of n jobs one machine can end in time, at most.
 
-    ready, due, cost  float64[n], seconds; ready and due both in ascending order. ValueError where
-                      they are not
+    ready, due, cost  float64[n], seconds; ready and due both in ascending order. ValueError if not
     """
     if (np.diff(ready) < 0).any() or (np.diff(due) < 0).any():
         raise ValueError("jobs must be in order of both their ready and their due times")

@@ -1,9 +1,9 @@
 """How far Algorithm 1 of BROS is from the best batch: `twinserve study optimality`.
 
-The gap on single iterations, random ones and those of runs, and what it comes to in short runs:
-deadlines that the greedy choice loses and the exact one keeps, and the other way round; both also
-where memory binds. Then first tokens in time beside the most that any schedule could have had.
-docs/studies.md has the results and what they mean.
+The gap on single iterations, random ones and those of runs. Then deadlines in short runs that the
+greedy choice loses and the exact one keeps, and the reverse; both also when memory binds. Then
+first tokens in time compared with the most of any schedule. docs/studies.md has the results and
+what they mean.
 """
 
 from __future__ import annotations

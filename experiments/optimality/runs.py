@@ -60,9 +60,9 @@ def random_iterations(seed: int, count: int, late: bool = True) -> list[dict[str
 
     4 to 10 requests, half of them real-time; 40 % prompts of 10 to 1,000 tokens, the others decodes
     with contexts of 10 to 2,000; a third of the best-effort decodes have up to 500 tokens on the
-    host. Residual times are uniform from a little below 0 to twice what all requests take together,
-    T_avg is uniform from 15 to 60 ms, and half of the iterations have a batch size below the number
-    of requests. late=False: each real-time request could be kept if it ran alone.
+    host. Residual times are uniform from a little below 0 to twice what all requests take together.
+    T_avg is uniform from 15 to 60 ms. Half of the iterations have a batch size below the number of
+    requests. late=False: each real-time request could be kept if it ran alone.
     """
     profile = load_profile(PROFILE)
     estimator = LinearEstimator(BrosLinearModel.fit(profile.model()), profile.swap_model())
@@ -108,7 +108,7 @@ def _requests(rng: np.random.Generator, n: int, token_bytes: int) -> tuple[Batch
 
 
 class Watched(BrosPolicy):
-    """Algorithm 1, beside which every iteration of 2 to 10 requests is solved in each form."""
+    """Algorithm 1, compared with solving every iteration of 2 to 10 requests in each form."""
 
     name = "bros-watched"
 
@@ -227,8 +227,8 @@ def gap_rows(problem: str, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
     loses_more     share in which it loses more deadlines; extra_lost: deadlines lost more, an
                    iteration
     other_goal     share in which it loses as many, but misses a later goal before (1)
-    compared       share of the rest where the best batch has best-effort requests: those that the
-                   gaps are of
+    compared       share of the rest whose best batch has best-effort requests: those that the gaps
+                   are of
     gap_*          1 - its best-effort tokens a second over the best batch's
     """
     pairs = list(pairs)

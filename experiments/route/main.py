@@ -130,5 +130,5 @@ STUDY = Study(
     ],
     seeds=3,
     workers=1,
-    intro="Measured on this machine, whose load is in the numbers.",
+    intro="Measured on this machine; its other load affects the numbers.",
 )

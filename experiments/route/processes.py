@@ -44,7 +44,7 @@ class Process:
             raise SettingsError(said) from None
 
     def wait(self) -> Process:
-        """Until it is ready. Raises SettingsError where it ends before, or takes too long."""
+        """Until it is ready. Raises SettingsError if it ends before, or takes too long."""
         end = time.monotonic() + _READY_S
         while time.monotonic() < end and self._process.poll() is None:
             try:
@@ -53,7 +53,7 @@ class Process:
             except OSError:
                 time.sleep(0.1)
         self.end()
-        raise SettingsError(f"{shlex.join(self._command)[:200]}: did not get ready")
+        raise SettingsError(f"{shlex.join(self._command)[:200]}: not ready in {_READY_S:g} s")
 
     @property
     def pid(self) -> int:

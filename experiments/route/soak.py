@@ -155,8 +155,8 @@ def summed(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def flatness(samples: pd.DataFrame) -> dict[str, float]:
-    """Memory of the front in MiB: medians of four quarters of the time, and how much it grows in an
-    hour, by a line of least squares through the last two."""
+    """Memory of the front in MiB: medians of four quarters of the time; its growth in an hour, by a
+    line of least squares through the last two."""
     mib, hours = samples["rss_bytes"] / _MIB, samples["time_s"] / 3600
     quarter = (hours / max(hours.iloc[-1], 1e-9) * 4).clip(upper=3.999).astype(int)
     medians = mib.groupby(quarter).median().items()

@@ -182,7 +182,7 @@ class _WrongError(Exception):
 
 
 def _check(answer: bytes, wanted: int) -> None:
-    """Raises _WrongError where the answer is not whole."""
+    """Raises _WrongError if the answer is not whole."""
     texts = answer.count(b'"text": "') + answer.count(b'"text":"')
     if b"data: [DONE]" not in answer[-200:]:
         raise _WrongError("cut short")

@@ -1,8 +1,8 @@
 """The same requests before real servers and in the simulator, with one failure injected in both.
 
 Servers stand behind `twinserve route`; the simulated fleet has the same router. The live run is
-repeated, so that what the two differ by stands beside what a run differs by from itself.
-docs/routers.md has the results.
+repeated, to compare the difference of the two with that between live runs. docs/routers.md has the
+results.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def twin(
 ) -> list[dict[str, Any]]:
     """A row of metrics for each live run behind `twinserve route`, and one of the simulation.
     Servers are those of `twinserve emulate`: vLLM whose steps take the profile's times. They, the
-    front and the clients go before other programs, where the host allows it.
+    front and the clients go before other programs, if the host allows it.
 
     kill_at_s when the last server is killed with SIGKILL, and down_s: seconds after which its
               command is started again. When it is up is measured
@@ -156,7 +156,7 @@ def _until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + _READY_S
     while not holds():
         if time.monotonic() > end:
-            raise SettingsError(f"a server was not up within {_READY_S:g} s")
+            raise SettingsError(f"a server did not start within {_READY_S:g} s")
         time.sleep(0.05)
 
 

@@ -2,8 +2,8 @@
 clock that all processes of a host share. So what lies between server and client can be measured
 token by token, whatever a token takes to generate.
 
-Its model `AT_ONCE` waits for nothing, and each of its tokens has a kilobyte: so its answers do not
-fit into what connections hold, and wait for clients that are slow.
+Its model `AT_ONCE` waits for nothing, and each of its tokens has a kilobyte. So its answers do not
+fit into what connections hold, and wait for slow clients.
 `python -m twinserve.experiments.route.worker PORT TOKENS PACE_S`."""
 
 from __future__ import annotations

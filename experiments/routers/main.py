@@ -2,7 +2,7 @@
 
 loads, documents   every router at several loads: Mooncake's conversations, and questions on shared
                    documents
-policies           routers under several policies, beside best-effort requests
+policies           routers under several policies, with best-effort requests
 stale              what old and lost signals cost
 one-text           when a cache-aware router loses to round robin: prompts that begin with one text,
                    or with one of several
@@ -102,7 +102,7 @@ def against(*by: str, pair: Sequence[str]) -> Table:
 
 
 def of_fresh(points: pd.DataFrame) -> pd.DataFrame:
-    """The table of aged signals: each router beside itself with none aged and none lost."""
+    """The table of aged signals: each router compared with none aged and none lost."""
     fresh = points[(points.fault == "age") & (points.amount == 0)]
     lost = fresh.assign(fault="lost")
     rows = pd.concat([fresh, lost, points.drop(fresh.index)], ignore_index=True)

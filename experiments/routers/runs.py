@@ -37,8 +37,8 @@ def one_text(
     router: str, share: float, texts: int, concurrency: int | None, rate: float, seed: int
 ) -> dict:
     """400 prompts of 9,800 tokens that begin with one of `texts` texts, `share` of each, and
-    answers of 430 tokens, on two replicas: the benchmark of sglang#21199, with other shares, other
-    numbers of texts, and our hardware.
+    answers of 430 tokens, on two replicas. It is the benchmark of sglang#21199, with other shares,
+    other numbers of texts, and our hardware.
 
     concurrency  most requests that clients have under way; rate: a second, until then
     """

@@ -1,7 +1,7 @@
 """How far conclusions move when the profile is off: `twinserve study sensitivity`.
 
-Every part of a profile is made 10 % too large and 10 % too small (`Profile.scaled`), policies are
-compared again, and the table says which policy is best then, and by how much. docs/sensitivity.md
+Every part of a profile is made 10 % too large and 10 % too small (`Profile.scaled`), and policies
+are compared again. The table says which policy is best then, and by how much. docs/sensitivity.md
 has the results.
 """
 
@@ -74,8 +74,8 @@ def metrics_of(rows: pd.DataFrame) -> dict[str, Metric]:
 
 # -- tables ----------------------------------------------------------------------------------------
 def margins(rows: pd.DataFrame, name: str, metric: Metric) -> pd.DataFrame:
-    """A row for each part and factor of one setting: `best` policy, and what is left of the lead of
-    the one that is best as the profile is.
+    """A row for each part and factor of one setting: `best` policy, and what is left of the lead
+    that the best policy has with the profile unchanged.
 
     lead, lead_low, lead_high   of `leader`, over the best of the others: mean over seeds and its 95
                                 % interval, paired by
@@ -193,8 +193,8 @@ def markdown(found: pd.DataFrame) -> str:
 
 
 def beliefs_markdown(changed: pd.DataFrame) -> str:
-    """What wrong beliefs do to those who hold them, from `changes`; policies that nothing moves
-    hold none."""
+    """What wrong beliefs do to the policies that hold them, from `changes`; policies that nothing
+    moves hold none."""
     mine = changed[changed.part.isin(BELIEFS)]
     mine = mine[
         mine.groupby(["setting", "policy"]).change.transform(lambda change: change.abs().max()) > 0

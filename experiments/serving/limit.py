@@ -1,5 +1,5 @@
-"""A plan held to its word: what one replica keeps, told from benchmark files alone, and the printed
-`vllm serve` command line driven below and above that rate."""
+"""Check a plan: what one replica keeps, from benchmark files alone, and the printed `vllm serve`
+command line driven below and above that rate."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Limit:
 def limit(folder: Path, model: Path, requests: int, say: Callable[[str], None]) -> Limit:
     """From three files of `vllm bench serve` to the plan of a trace of so many requests.
 
-    LiveEngineError where the server fails; ProfileError and SettingsError where the files give no
+    LiveEngineError if the server fails; ProfileError and SettingsError if the files give no
     profile, or the plan no limit."""
     files = []
     with serving(folder / "measured", model, engine_arguments()) as server:
@@ -78,7 +78,7 @@ def limit(folder: Path, model: Path, requests: int, say: Callable[[str], None]) 
     )
     best = plan.found.best
     if best is None or best.closer is None or best.closer.rate_of_one is None:
-        raise SettingsError(f"the plan knows no rate that one replica keeps:\n{plan}")
+        raise SettingsError(f"the plan gives no rate for one replica:\n{plan}")
     words = started(plan.found, best, 0)
     port = words.index("--port")
     share = best.closer.rate_of_one

@@ -90,7 +90,7 @@ def price(
     """The flood served with a policy. Seconds are CPU time: until the last request has ended
     (whole_s), and until the first token of real-time requests, mean (ttft_s); over_vllm and sooner
     compare both with vLLM's own scheduler (vllm_s, vllm_ttft_s). differing: answers that are not
-    vLLM's. All nan where the policy cannot be served so: it is said why."""
+    vLLM's. All nan if the policy cannot be served so; it prints why."""
     installed_vllm()  # before a process is started
     case = Case(policy, dict(options or {}), host_blocks)
     flood = Flood(best_effort=best_effort)
@@ -136,8 +136,8 @@ def plan(repeats: int, requests: int) -> list[dict]:
 
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """By metric: mean prediction and mean measurement in ms, `error` of the one against the other,
-    and `spread`, the farthest of the measured repeats from their mean, as shares of that mean."""
+    """By metric: mean prediction and mean measurement in ms; as shares of the latter, `error` of
+    the prediction and `spread`, the farthest measured repeat from their mean."""
     by_metric = rows.groupby("metric", sort=False)
     found = by_metric[["predicted_ms", "measured_ms"]].mean()
     means = by_metric["measured_ms"].transform("mean")
@@ -153,7 +153,7 @@ STUDY = Study(
         MACHINE,
         Figure(
             "price",
-            "Policies in a flood, beside vLLM's own scheduler",
+            "Policies in a flood, compared with vLLM's own scheduler",
             Grid(
                 {"served": CASES},
                 {"best_effort": Flood.best_effort},

@@ -29,9 +29,9 @@ OTHER = {"request_rate": 8, "random_input_len": 110, "random_output_len": 9, **L
 
 def predict(folder: Path, repeats: int, say: Callable[[str], None]) -> pd.DataFrame:
     """A row for each repeat and metric: its mean of `OTHER` in ms, predicted from a file of `SEEN`
-    alone, and measured. NaN where the file gave no profile. folder: new.
+    alone, and measured. NaN if the file gave no profile. folder: new.
 
-    LiveEngineError where the server fails."""
+    LiveEngineError if the server fails."""
     model = write_small(folder)
     begin = any_cpu(model, folder / "any.json")
     with serving(folder / "server", model, engine_arguments()) as server:

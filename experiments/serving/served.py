@@ -1,7 +1,7 @@
 """One engine, served by one policy: what a flood takes, and what its requests wait.
 
 The engine is in this process with the scheduler class of `vllm serve` (docs/serving.md). Its clock
-counts the CPU time of the process, and idle time is jumped over: an engine of one thread does
+counts the CPU time of the process, and idle time is jumped over. An engine of one thread does
 nothing else, so a second is a second of a machine that runs nothing else.
 """
 
@@ -96,10 +96,10 @@ class Served:
         return {**given, **OBJECTIVES, **case.options}
 
     def serve(self, case: Case) -> None:
-        """Another policy on the same idle engine, whose cache is emptied. Raises LiveEngineError
-        where it cannot be served so."""
+        """Another policy on the same idle engine, whose cache is emptied. Raises LiveEngineError if
+        it cannot be served so."""
         if case.host_blocks != self.case.host_blocks:
-            raise ValueError("an engine's host memory stays as it is; build another engine")
+            raise ValueError("an engine's host memory cannot change; build another engine")
         self.engine.forget_prefixes()
         self.engine.scheduler.serve(read_options(self._options(case)))
         self.case = case

@@ -63,8 +63,8 @@ def engine_arguments() -> list[str]:
 
 
 def any_cpu(model: Path, out: Path) -> Path:
-    """A profile to begin with: the roofline of a core that does 100 GFLOP/s and reads 20 GB/s,
-    nobody's, of this kind."""
+    """A profile to begin with: the roofline of a core that does 100 GFLOP/s and reads 20 GB/s: no
+    real core's numbers."""
     profile = load_profile(f"{model / 'config.json'}@l40s")
     rates = {"name": "a-cpu", "peak_flops": 1e11, "memory_bytes_per_s": 2e10}
     save_profile(profile.model_copy(update={"gpu": replace(profile.gpu, **rates)}), out)
@@ -72,8 +72,8 @@ def any_cpu(model: Path, out: Path) -> Path:
 
 
 def calibrate(files: Sequence[Path], begin: Path, out: Path) -> bool:
-    """`twinserve calibrate --from-serving`; what it says goes to a text beside `out`. Whether there
-    is a profile: it writes none where it makes nothing better."""
+    """`twinserve calibrate --from-serving`; what it says goes to a text next to `out`. Whether
+    there is a profile: it writes none if it makes nothing better."""
     words = ["calibrate", "--from-serving", *map(str, files), "--out", str(out)]
     words += ["--profile", str(begin), "--block-tokens", str(BLOCK_TOKENS)]
     limits = zip(("max-num-seqs", "max-step-tokens", "max-model-len"), ENGINE.values(), strict=True)
@@ -86,7 +86,7 @@ def calibrate(files: Sequence[Path], begin: Path, out: Path) -> bool:
 
 def predicted(profile: Path, load: dict, seed: int) -> np.ndarray:
     """float64[3]: mean TTFT, TPOT and E2E latency, seconds, of the load as stated, on a calibrated
-    profile and the front end beside it."""
+    profile and its front end."""
     front = profile.with_suffix(".front_end.json")
     config = SimulationConfig(
         profile=str(profile),

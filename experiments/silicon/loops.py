@@ -39,7 +39,7 @@ class Otherwise:
     host_time  as `--host-time`
     seats      batch limit; None: as the server is known to have it
     fewer      so many times fewer requests under way than stated
-    fp8_kv     an FP8 KV cache; without: where the server is known to have one
+    fp8_kv     an FP8 KV cache; without: if the server is known to have one
     """
 
     shortest: float | None = None
@@ -121,8 +121,8 @@ def _points_by_name() -> dict[str, Point]:
 def simulate(
     point: Point, form: StepTimes, start: str, seed: int = 0, otherwise: Otherwise = AS_SAID
 ) -> dict[str, Any]:
-    """Times of the simulated loop beside the measured ones (s), and relative errors. ProfileError
-    where the form has no step times of this engine."""
+    """Times of the simulated loop and measured ones (s), and relative errors. ProfileError if the
+    form has no step times of this engine."""
     run = otherwise.of(point)
     config = settings(run, form, otherwise)
     hardware = resolve_hardware(config, Sources(profile=_choice))

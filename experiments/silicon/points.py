@@ -58,8 +58,8 @@ REQUESTS_EACH = 10  # requests for each that may be under way
 
 @dataclass(frozen=True)
 class Point:
-    """One measured closed loop. ttft_s, tpot_s: seconds, of a request; version: of vLLM, "" where
-    it is not said (2025); ep: ranks that experts lie on whole (`moe_ep_size`), 1: split over all.
+    """One measured closed loop. ttft_s, tpot_s: seconds, of a request; version: of vLLM, "" if not
+    said (2025); ep: ranks that experts lie on whole (`moe_ep_size`), 1: split over all.
     """
 
     name: str
@@ -100,9 +100,9 @@ class Point:
 
 
 def read_points(models: Mapping[tuple[str, str], str] = MODELS) -> list[Point]:
-    """Every point of vLLM, one engine, whose model (of `models`) and GPU are known here and whose
-    ranks are one tensor-parallel group, with experts split over it or whole on it. ProfileError
-    where aiconfigurator-core is not installed."""
+    """Every point of vLLM, one engine, whose model (of `models`) and GPU are known here. Its ranks
+    are one tensor-parallel group, with experts split over it or whole on it. ProfileError if
+    aiconfigurator-core is not installed."""
     try:
         file = resources.files("aiconfigurator_core") / "systems" / "silicon_sample.csv"
         text = file.read_text(encoding="utf-8")

@@ -2,8 +2,8 @@
 
     twinserve study speculation deadlines --out docs/results/speculation
 
-Real-time requests arrive beside a closed loop of best-effort ones, as in the BROS study, under
-`bros` on paged memory. Each kind of drafts is run on the same requests as `bros` without drafts.
+Real-time requests arrive with a closed loop of best-effort ones, as in the BROS study, under `bros`
+on paged memory. Each kind of drafts is run on the same requests as `bros` without drafts.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def run_point(
 
     tokens_per_s   output tokens over the whole run
     tpot_s         mean over requests
-    step_s         mean of the steps in which nobody computes a prompt
+    step_s         mean of the steps that compute no prompt
     step_tokens    tokens that such a step gives each request in it
     preemptions    requests that lost their memory
     in_batch       mean requests in such a step

@@ -34,7 +34,7 @@ def bar(
     rows: pd.DataFrame, kind: str, of_class: str, family: str, near: bool = False
 ) -> tuple[float, int] | None:
     """(relative error, points) of one form and step for models of this kind on this GPU family;
-    None where no level has LEAST_POINTS. near: the first level alone."""
+    None if no level has LEAST_POINTS. near: the first level alone."""
     same = rows["class"] == of_class
     levels = ((rows.kind == kind) & (rows.family == family), same & (rows.family == family), same)
     for level, chosen in enumerate(levels[:1] if near else levels):

@@ -40,8 +40,8 @@ TIGHT = 0.8  # of the KV memory
 
 def score(points: Iterable[Measured], forms: Sequence[StepTimes] = FORMS) -> pd.DataFrame:
     """A row for each point and form: kind, gpu, source, what, seconds measured and ours, their
-    ratio, the printed error (relative), whether it is said to be known. `why` instead, where the
-    form has no times of it or the point is not scored."""
+    ratio, the printed error (relative), whether it is said to be known. `why` instead, if the form
+    has no times of it or the point is not scored."""
     rows = []
     for point in points:
         for form in forms:
@@ -101,7 +101,7 @@ def _of_one_layer(name: str) -> Profile:
 
 def summary(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """By the columns `by`, of scored points: points and sources; median and 90th percentile of the
-    size of the error, mean error, the share that the printed range holds, its median width
+    size of the error, and mean error. Also the share that the printed range holds, its median width
     (high / low - 1) and the mean interval score, all in per cent. The range over the measured time:
     `low` and `high`, or ours with `error` in both directions."""
     if "low" not in rows:

@@ -1,8 +1,8 @@
-"""Whole simulated runs beside benchmarks of other people's servers: `public_bench.csv`.
+"""Whole simulated runs compared with benchmarks of others' servers: `public_bench.csv`.
 
-Each row is `twinserve.simulate` of the row's own words, with the flags that its server is known to
-have had, of chats if its client asked the chat endpoint, and with `--error-bars`. Lengths
-vary around ShareGPT's means if a row gives only these.
+Each row is `twinserve.simulate` of the row's own words, with `--error-bars` and the flags that its
+server is known to have had. It is of chats if its client asked the chat endpoint. Lengths vary
+around ShareGPT's means if a row gives only these.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METRICS = {
 
 def score_runs(truth: Path, form: StepTimes) -> pd.DataFrame:
     """A row for each benchmark and metric that it states: kind, source, ratio of ours to measured,
-    and of the ends of the printed range; `why` instead, where it cannot be run."""
+    and of the ends of the printed range; `why` instead, if it cannot be run."""
     return pd.DataFrame([row for bench in read_bench(truth) for row in _scored(bench, form)])
 
 

@@ -1,5 +1,5 @@
-"""Numbers of a paper as data, each beside a row of our table; and rows of a table as numbers that
-know their intervals, for claims that take a function."""
+"""Numbers of a paper as data, each compared with a row of our table; and rows of a table as numbers
+that know their intervals, for claims that take a function."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Said:
     whole: float | None = None
 
     def beside(self, table: pd.DataFrame) -> Claim | None:
-        """This claim with our number and the verdict; None where the table lacks the row, as that
-        of a smaller grid may."""
+        """This claim with our number and the verdict; None if the table lacks the row, as that of a
+        smaller grid may."""
         found = table
         for name, value in self.row.items():
             found = found[found[name] == value]
@@ -78,7 +78,7 @@ def claims(*said: Said) -> Callable[[pd.DataFrame], list[Claim]]:
 
 
 def texts(module: str, file: str = "texts.yaml") -> SimpleNamespace:
-    """A YAML file beside a module's, as an object; `texts.yaml` has figures' titles, and why our
+    """A YAML file in a module's folder, as an object; `texts.yaml` has figures' titles, and why our
     numbers are not a paper's. {NAME} in a text stands for the text of that name; lists are
     tuples."""
     text = Path(module).with_name(file).read_text(encoding="utf-8")
@@ -112,9 +112,9 @@ def teller(data: SimpleNamespace) -> Callable[..., Claim]:
 # -- rows ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Number:
-    """A mean over seeds and the half width of its interval. It prints as `12.3 ± 0.4` (a format is
-    a number of digits, `%`, `points`, or one of numbers: of the mean alone), and grows and shrinks
-    by what is certain."""
+    """A mean over seeds and the half width of its interval. It prints as `12.3 ± 0.4`, and grows
+    and shrinks by what is certain. A format is a number of digits, `%`, `points`, or one of
+    numbers: of the mean alone."""
 
     mean: float
     half: float

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from twinserve.sim.setup.config import SettingsError
 
-RESUMABLE = "interrupted; what has ended is kept: the same command goes on from there"
+RESUMABLE = "interrupted; finished runs are kept: the same command goes on from there"
 QUICK_SEEDS = 2
 # name -> the question it answers; `experiments/NAME/main.py` has it as STUDY
 STUDIES = {
@@ -26,12 +26,12 @@ STUDIES = {
     "estimators": "Whose estimator wins: each system with three beliefs about step times.",
     "forms": "Forms of step times, and what they cost a policy.",
     "sensitivity": "How far conclusions move when the profile is off.",
-    "speculation": "From which batch on speculation stops paying; drafts beside deadlines.",
+    "speculation": "From which batch on speculation stops paying; drafts and deadlines.",
     "apart": "When prefill apart from decode pays on equal GPUs.",
     "benchmark": "How fast the simulator is on this machine.",
     "decisions": "How long the decisions of the policies take on this machine.",
-    "serving": "Live vLLM servers on this machine: what a policy costs, what is predicted.",
-    "route": "What `twinserve route` adds, keeps up for an hour, and beside its simulation.",
+    "serving": "Live vLLM servers on this machine: what a policy costs, how far predictions hold.",
+    "route": "What `twinserve route` adds; an hour of load; live and simulated.",
     "validation": "Runs and steps that others measured on vLLM, simulated.",
     "step_times": "Forms of step times on steps and runs that others measured.",
     "silicon": "Closed loops that others measured on GPUs, simulated.",
@@ -45,7 +45,7 @@ Flag = Annotated[bool, Parameter(negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True)
 class GridOptions:
-    """What every study can be told.
+    """Options of every study.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class GridOptions:
 
 def study(
     name: Annotated[
-        str, Parameter(help="The study, or a file of your own with one; none: list them.")
+        str, Parameter(help="A study's name, or your own file with one. Without: list them.")
     ] = "",
     *figure: Annotated[str, Parameter(help="Names of its figures; none: all of them.")],
     options: GridOptions = GridOptions(),

@@ -118,12 +118,12 @@ def one_seed(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _error(rows: pd.DataFrame, metric: str) -> np.ndarray:
-    """float64[rows], half widths of intervals; 0 where there is none."""
+    """float64[rows], half widths of intervals; 0 without one."""
     return np.nan_to_num(rows.get(f"{metric}_ci", pd.Series(0.0, rows.index)).to_numpy(float))
 
 
 def legend(canvas: Canvas, axes: Axes | np.ndarray, names: Sequence[str] = ()) -> None:
-    """One legend for all panels, above them. names: of the series, where there are as many."""
+    """One legend for all panels, above them. names: of the series, if as many."""
     found = {
         label: handle
         for one in np.ravel(axes)
@@ -148,12 +148,12 @@ def ylog(axes: Axes, metric: str) -> None:
 # -- bars and dots ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Bars:
-    """A row of panels for each value of `group` (none: one row), a column for each metric, and in
-    each panel a bar for each value of `part` and of `series` (None: one), the first on top.
+    """A row of panels for each value of `group` (none: one row), a column for each metric. In each
+    panel a bar for each value of `part` and of `series` (None: one), the first on top.
 
     metrics  column of the table -> label
     split    columns of panels are repeated for each value of this column, and named after it
-    legend   names of the series, where there are as many
+    legend   names of the series, if there are as many
     finish   called with each panel and its metric
     """
 

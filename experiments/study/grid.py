@@ -36,8 +36,8 @@ class Grid:
     columns  of each run's row, see `runs.column`; None: the figure has a function of its own
     where    whether a combination (axis -> label) is run
     few      axis -> how many of its values, or which labels, the smallest grid has
-    quick    settings of the smallest grid, where a run has them: a value, or a function of the
-             one that it replaces
+    quick    settings of the smallest grid, if a run has them: a value, or a function of the one
+             that it replaces
     least_seeds  of each point, but in the smallest grid
     """
 

@@ -59,8 +59,8 @@ def run_grid(
     The traces are all that have a name (`trace list`), whether a point reads them or not; a trace
     given by its path is known by that only.
 
-    Whatever `work` raises ends the grid; points that have ended are kept. Raises SettingsError
-    where one was kept by a later version of twinserve.
+    Whatever `work` raises ends the grid; points that have ended are kept. Raises SettingsError if
+    one was kept by a later version of twinserve.
     """
     store = Store.of(out, sources_digest(work), traces_digest(), any_version)
     digests = _digests(work, points)

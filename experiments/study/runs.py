@@ -108,9 +108,9 @@ def hardware_with(hardware: Hardware, profile: Profile) -> Hardware:
 
 
 def misjudging(spec: PolicySpec, part: str, factor: float) -> PolicySpec:
-    """The same policy, to which each application seems to need `factor` times what it predicts, or
-    with `demand` that of every second one (classes are in random order) and 1 / `factor` of the
-    others; who predicts nothing stays as it is."""
+    """The same policy, to which each application seems to need `factor` times what it predicts.
+    With `demand`, every second one (classes are in random order) seems to need that, the others 1 /
+    `factor`. A policy that predicts nothing stays as it is."""
     if not issubclass(spec.policy, DemandPolicy):
         return spec
 
@@ -189,7 +189,7 @@ def column(result: RunResult, text: str) -> float:
 
     text  dotted name in the summary (docs/metrics.md), a sum of such names (`A + B`), one of them
           over a number (`A / 1000`) or over another one (`A / B`), whether one is a word (`A ==
-          saturated`, 1 or 0), or a name of `OF_ROWS`; nan where the summary has none, or 0 as told
+          saturated`, 1 or 0), or a name of `OF_ROWS`; nan if the summary has none, or 0 on request
           (`A or 0`)
     """
     if text in OF_ROWS:

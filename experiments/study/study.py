@@ -45,7 +45,7 @@ BEFORE = {
 
 
 def _judged_before(said: dict) -> dict:
-    """Claims of versions 1 and 2 in words of today. Sizes were not told apart, nor amounts from
+    """Claims of versions 1 and 2 in words of today. They did not separate sizes, nor amounts from
     effects."""
     words = [claim["verdict"] for claim in said["claims"]]
     claims = zip(said["claims"], words, strict=True)
@@ -80,7 +80,7 @@ class Figure:
     work    function of one point: keyword arguments to a row or rows (see `points.run_grid`)
     table   what the points say, one row for each thing shown, seeds summed up
     plot    draws the table and the points on an empty canvas; None: a table only
-    claims  what the paper says of it beside what the table says
+    claims  what the paper says of it, and what the table says
     text    Markdown of the table, for report.md; None: every column, in the study's tables only
     """
 
@@ -107,7 +107,7 @@ class Study:
     seeds        of each point, if no other number is asked for
     least_seeds  that make its tables
     workers      processes, if no other number is asked for; None: one for each core
-    intro        of its tables, where it is of no paper
+    intro        of its tables, if it is of no paper
 
     A study of no paper (`paper` empty) has no claims: its report is the tables.
     """
@@ -217,7 +217,7 @@ class Study:
             return "its claims are not those of its table; --redraw makes them again"
         made, now = said.get("made"), made_by(figure, figure.points(_scale(said)))
         if made is None:
-            return "which code ran it is not known; run it again"
+            return "the code that ran it is unknown; run it again"
         if made["sources"] != now["sources"]:
             return "other code ran it; run it again"
         same_runs = made["runs"] == now["runs"]
@@ -363,8 +363,8 @@ def read_points(folder: Path) -> pd.DataFrame:
 
 
 def _said(folder: Path) -> dict | None:
-    """What claims.json of a figure says; None where it was not run. Raises SettingsError where a
-    later version of twinserve ran it."""
+    """What claims.json of a figure says; None if it was not run. Raises SettingsError if a later
+    version of twinserve ran it."""
     file = folder / CLAIMS_FILE
     if not file.is_file():
         return None

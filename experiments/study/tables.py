@@ -40,7 +40,8 @@ class Table:
     base      what gains are against: rows with these values (a mapping has, by a run's own value,
               its baseline's); or of those with the same values in `pair` the first one, or the one
               before, in the order of the runs
-    pair      columns with equal values in a run and its baseline, beside the seed and the window
+    pair      columns with equal values in a run and its baseline, in addition to the seed and the
+              window
     own       False: the rows of the baseline itself are left out
     also      gains against other baselines
     derived   new column -> function of the compared runs
@@ -128,8 +129,7 @@ class Medians:
 
 
 def _baseline(points: pd.DataFrame, against: Against) -> pd.DataFrame:
-    """Of each run what it is compared with; nan where that is itself the first one, or was not
-    run."""
+    """Of each run what it is compared with; nan if that is itself the first one, or was not run."""
     base, keys = against.base, [name for name in (*against.pair, *REPEATS) if name in points]
     if isinstance(base, str):
         columns = [of for of, _ in against.gains.values() if of in points]
@@ -151,12 +151,12 @@ def _has(points: pd.DataFrame, values: Mapping[str, Any]) -> pd.Series:
 
 
 def _finite(kind: str, theirs: pd.Series) -> pd.Series:
-    """Where a gain is a number: of ratios, where the baseline is not 0."""
+    """Where a gain is a number: of ratios, if the baseline is not 0."""
     return theirs != 0 if kind in ("ratio", "change", "per cent", "factor") else theirs.notna()
 
 
 def _verdict(gain: float, half: float, words: Sequence[str], neutral: float) -> str:
-    """`told`; nothing where there is no gain, the fourth word where no seed differs."""
+    """`told`; nothing without a gain, the fourth word if no seed differs."""
     if np.isnan(gain):
         return ""
     above, below, open_, *same = words
@@ -175,7 +175,7 @@ def mean(name: str, factor: float = 1.0, digits: int = 3) -> Cell:
 
 
 def plain(name: str, form: str) -> Cell:
-    """A column in this format; nothing where it is not known."""
+    """A column in this format; nothing if it is not known."""
     return lambda row: "" if pd.isna(row[name]) else format(row[name], form)
 
 

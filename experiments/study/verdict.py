@@ -1,4 +1,4 @@
-"""What is said of a number of a paper beside ours: one word, by one rule for all of the studies.
+"""The verdict on a number of a paper and ours: one word, by one rule for all of the studies.
 
 An *effect* is a change against something else (a ratio of 1 or a change of 0 would be none) and has
 a direction; an *amount* has none. Words of effects tell its direction and its size apart, so that
@@ -41,14 +41,14 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Claim:
-    """One number of a paper beside ours.
+    """One number of a paper, and ours.
 
     where     figure, table or section of the paper
     what      the quantity, with its unit and its setting
     paper     as printed
     ours      mean and 95 % interval over seeds, see `grid.shown`
     verdict   see `judge`, `judge_direction` and `judge_bound`
-    why       where it is not `agrees`: the run that shows what makes the difference, or `not known`
+    why       if it is not `agrees`: the run that shows what makes the difference, or `not known`
     directed  the paper says that one thing is more or less than another; False: it says an amount
               or a bound, or the row is a variant of ours
     """
@@ -72,7 +72,7 @@ class Claim:
         why: str,
         directed: bool = True,
     ) -> Claim:
-        """With `why` only where it is needed."""
+        """With `why` only if needed."""
         why = "" if verdict == "agrees" else why
         return cls(where, what, paper, ours, verdict, why, directed)
 
@@ -80,15 +80,15 @@ class Claim:
 def judge(
     ours: float, half: float, paper: float, neutral: float | None = 0.0, whole: float = 1.0
 ) -> Verdict:
-    """A number of ours, with the half width of its 95 % interval, beside the paper's.
+    """Compare a number of ours, with the half width of its 95 % interval, with the paper's.
 
     neutral  what would be no effect (0 for a change, 1 for a ratio); None: an amount
-    whole    what a change of 100 % is (100 where it is given in per cent); of effects only
+    whole    what a change of 100 % is (100 if given in per cent); of effects only
 
-    The words are those of `MEANING`. The size of an effect is that of `factor`. An
-    interval wider to a side than a quarter of the paper's number never stands for that number; one
-    seed has no interval (nan), and nothing is told then. A number that is not there (nan) differs.
-    ValueError where the paper's number is `neutral` itself: such a claim is an amount.
+    The words are those of `MEANING`. The size of an effect is that of `factor`. An interval wider
+    to a side than a quarter of the paper's number never stands for that number; one seed has no
+    interval (nan) and no verdict. A number that is not there (nan) differs. ValueError if the
+    paper's number is `neutral` itself: such a claim is an amount.
     """
     if paper == neutral:
         raise ValueError(

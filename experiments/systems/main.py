@@ -4,10 +4,10 @@ No paper has this: BROS, Echo, LayerKV, Justitia and their baselines on the same
 recorded traces.
 
 loads, overload, loads-tight, four-gpus, four-gpus-tight
-                       everybody at several loads, with loose and tight objectives, on one GPU and
-                       on four
-prefixes               everybody without and with a prefix cache
-documents-systems      those that know offline requests, beside questions on shared documents
+                       every system at several loads, with loose and tight objectives, on one GPU
+                       and on four
+prefixes               every system without and with a prefix cache
+documents-systems      those that know offline requests, with questions on shared documents
 ladder-fit, ladder, documents, applications
                        the parts of BROS with chunks that fit, of BROS and LayerKV, of Echo, of
                        Justitia, one more at a time

@@ -1,8 +1,8 @@
 """Every policy past saturation: figure `saturated` of the systems.
 
-Windows of Azure's conversations at 1 to 2 times the estimated capacity of one L40S, with as much KV
-memory as the profile has and with much less, without and beside a pool of best-effort requests. At
-two of the loads, without a pool, the engine's steps take 10 % less and 10 % more time as well.
+Windows of Azure's conversations at 1 to 2 times the estimated capacity of one L40S. KV memory is as
+much as the profile has or much less, without and with a pool of best-effort requests. At two of the
+loads, without a pool, the engine's steps take 10 % less and 10 % more time as well.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GAINS = {"share": ("tokens_per_s", "ratio"), "slo_gain": ("slo_attainment", "dif
 
 def grid(window: Mapping[str, Any]) -> Grid:
     """The first requests of a window, until all have ended. The engine's steps take `step` times as
-    long as those that set the arrivals and the objectives; policies are told."""
+    long as those that set the arrivals and the objectives; policies know."""
     factors = (1.0, 1 - ERROR, 1 + ERROR)
     others = [(1.0, without) for *_, without in RULES.values()]
     asked = [(step, policy) for step in factors for policy in POLICIES] + others

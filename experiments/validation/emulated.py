@@ -1,4 +1,4 @@
-"""vLLM's own engine loop in virtual time beside the simulation, over a product of workloads:
+"""vLLM's own engine loop in virtual time and the simulation, over a product of workloads:
 `python -m twinserve.experiments.validation.emulated --cells 200 --out cells.csv`.
 
 Cells come in a seeded order, so the first N are a fair sample. Cells that the file has are not run

@@ -144,9 +144,9 @@ def read_events(run: MeasuredRun, profile: Profile) -> Events:
 
 
 def _chunks(ends, scheduled, first, last, computed, budget: int) -> np.ndarray:
-    """int64[r]: into how many chunks the engine cut each prompt; 0 where the events leave it open.
+    """int64[r]: into how many chunks the engine cut each prompt; 0 if the events leave it open.
 
-    New requests join in the order of arrival while the step has room, so only the last of those
+    New requests join in the order of arrival while the step has room. So only the last of those
     scheduled together is cut, and its rest goes before those of the next step. Each way to explain
     a group is held against the times of the first tokens (equal in the same step) and the room.
     """
@@ -235,7 +235,7 @@ def intervals(run: MeasuredRun, events: Events) -> list[Interval]:
 
 
 def _pieces(events: Events, budget: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """(component, step) -> the chunks in it: tokens now and before. A prompt is cut where the step
+    """(component, step) -> the chunks in it: tokens now and before. A prompt is cut when the step
     is full."""
     e, found = events, {}
     for i in np.lexsort((np.arange(len(e.first)), e.scheduled)):

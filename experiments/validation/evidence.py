@@ -2,11 +2,11 @@
 
 python -m twinserve.experiments.validation.evidence profiles/data/evidence.json
 
-Each mark is a time that was measured, or the mean over steps of one size, beside the error of our
-prediction (ours / measured - 1) by form of step times. `unseen_engine` and `unseen_gpu` are the
-errors where the constants were fitted without the marks of that engine, or without any of that GPU
-(of the roofline: with another family's constants, the largest). It needs aiconfigurator-core and
-the measured runs (TWINSERVE_TRUTH).
+Each mark is a measured time, or the mean over steps of one size, and the error of our prediction
+(ours / measured - 1) by form of step times. `unseen_engine` and `unseen_gpu` are the errors with
+constants fitted without the marks of that engine, or of that GPU. Of the roofline, `unseen_gpu` is
+the largest with another family's constants. It needs aiconfigurator-core and the measured runs
+(TWINSERVE_TRUTH).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def steps_of_runs(truth: Path) -> list[Mark]:
 
 
 def _of_range(case: Case, part: str, ranges: dict[str, dict]) -> Mark | None:
-    """A row of `by_range` by form, where it has enough steps."""
+    """A row of `by_range` by form, if it has enough steps."""
     row = ranges["operators"]
     size = (row["above"] + 1 + row["to"]) // 2
     kind = decode_kind(size) if part == "decode" else "prefill"

@@ -1,9 +1,9 @@
-"""The forms of step times as they would be if the marks of an engine, or of its GPU, had not been
-measured: what an expected error of another engine, or another GPU, rests on.
+"""The forms of step times as if the marks of an engine, or of its GPU, had not been measured. The
+expected error of another engine, or another GPU, rests on them.
 
     operators   two host terms, fitted to the remaining marks of all GPUs
-    roofline    the constants of the family, fitted to its kernel tables and its remaining marks;
-                where the whole GPU is left out, the constants of another family
+    roofline    the constants of the family, fitted to its kernel tables and its remaining marks; if
+                the whole GPU is left out, the constants of another family
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TABLED = (
 
 
 def operators_of(engine: str) -> Profile | None:
-    """The shipped profile of operator tables of MODEL@GPU[:tpN]; None where there is none."""
+    """The shipped profile of operator tables of MODEL@GPU[:tpN]; None without one."""
     for name in (f"{engine}/operators", engine):
         if name in list_profiles():
             profile = load_profile(name)

@@ -1,9 +1,9 @@
 """Whether steps at a full batch grow longer with the scheduler's CPU time, or through a run: what
 the measurements at hand can tell.
 
-Two things might make steps of an overloaded engine climb while its batch stays the same: host work
-that no step hides, and time itself (clocks that fall, memory that fragments). Each would stand as a
-coefficient beside batch and context in a regression over measured steps.
+Two things might make steps of an overloaded engine climb at the same batch. They are host work that
+no step hides, and time itself (clocks that fall, memory that fragments). Each would be a
+coefficient, like batch and context, in a regression over measured steps.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MINUTE_MS = 60_000.0
 
 
 def regression(columns: Mapping[str, np.ndarray], ms: np.ndarray) -> dict[str, dict[str, float]]:
-    """Least squares of `ms` (float64[n]) on the columns and a constant: for each column its
-    coefficient and the half width of its 95 % interval, and the largest effect in the sample: the
-    column's range between its 5th and 95th percentile times the interval's upper end."""
+    """Least squares of `ms` (float64[n]) on the columns and a constant. For each column its
+    coefficient, the half width of its 95 % interval, and the largest effect in the sample. That is
+    the column's range from its 5th to 95th percentile times the interval's upper end."""
     table = np.column_stack([np.ones(len(ms)), *columns.values()])
     found, *_ = np.linalg.lstsq(table, ms, rcond=None)
     freedom = len(ms) - table.shape[1]
@@ -45,8 +45,8 @@ def regression(columns: Mapping[str, np.ndarray], ms: np.ndarray) -> dict[str, d
 
 
 def of_steps(path: Path) -> list[dict]:
-    """For each model of a scheduler's log (sampled steps of vLLM): decode steps of FULL and more
-    requests on batch, KV in use, CPU time of scheduling and time in the run."""
+    """Regress decode steps of FULL and more requests on batch, KV in use, CPU time of scheduling
+    and time in the run. For each model of a scheduler's log (sampled steps of vLLM)."""
     steps = pd.read_csv(path)
     steps = steps[(steps.gap_steps == 1) & (steps.next_prefill_tokens == 0)]
     found = []
@@ -72,7 +72,7 @@ def of_steps(path: Path) -> list[dict]:
 
 def of_run(truth: Path, case: Case) -> dict | None:
     """The model's error (real - ours, ms) over stretches of FULL_RUN and more decodes, on batch,
-    context and time in the run; None where the run has too few."""
+    context and time in the run; None if the run has too few."""
     run = read_run(truth, case)
     profile = profile_of(run)
     table = step_times(run, read_events(run, profile), model_of(run, profile))

@@ -1,5 +1,5 @@
-"""What it changes to simulate a measured run with the rules of the vLLM release that it was
-measured on: the times of each request under both, and the errors of their means."""
+"""Simulate a measured run with the rules of the vLLM release that it was measured on. Compare the
+times of each request under both, and the errors of their means."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NEWEST, MEASURED, OLDEST = "0.32", "0.19", "0.15"  # the runs are of 0.19.0
 
 
 def of_release(truth: Path, case: Case) -> list[dict]:
-    """One row for each release: preemptions, errors of means (fractions) by metric, and beside the
-    newest release how many requests have other times, and by how much at most (s)."""
+    """One row for each release: preemptions, and errors of means (fractions) by metric. Also how
+    many requests have other times than under the newest release, and by how much at most (s)."""
     run = read_run(truth, case)
     profile = profile_of(run)
     found: list[dict] = []

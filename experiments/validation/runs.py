@@ -2,8 +2,8 @@
 compare.
 
 A run is a folder with `requests.csv` (planned and real times of each request on the engine's
-clock), `timeseries.csv` (a row a second) and `meta.json` (engine arguments); beside the folders lie
-the chained prefix blocks of the request lists.
+clock), `timeseries.csv` (a row a second) and `meta.json` (engine arguments); next to the folders
+lie the chained prefix blocks of the request lists.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def profile_of(run: MeasuredRun, form: str | None = None) -> Profile:
 
 
 def blocks_of(run: MeasuredRun, profile: Profile) -> int:
-    """KV blocks of a replica: the engine's own number where it was recorded, else the profile's."""
+    """KV blocks of a replica: the engine's own number if recorded, else the profile's."""
     return run.num_blocks or profile.num_gpu_blocks
 
 

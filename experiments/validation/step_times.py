@@ -1,4 +1,4 @@
-"""Step times read off a run's events, beside a model's for the same batches."""
+"""Step times read off a run's events, and a model's for the same batches."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def step_times(
     others.
 
     start_s, steps, decodes, context (mean); tokens: of the step with prompts, 0 for decodes alone;
-    real_ms, ours_ms: a step's; comm_ms: how much of ours is all-reduce. Decode steps beside a
-    prompt's are taken off at the model's time, scaled by real over model in the nearest batches
-    that decode alone.
+    real_ms, ours_ms: a step's; comm_ms: how much of ours is all-reduce. Decode steps in an interval
+    with a prompt's are taken off at the model's time, scaled by real over model in the nearest
+    batches that decode alone.
     """
     rows, budget = [], run.arguments["max_num_batched_tokens"]
     for found in intervals(run, events):
@@ -80,7 +80,7 @@ def step_times(
 
 def by_range(table: pd.DataFrame, column: str, edges: tuple[int, ...]) -> list[dict]:
     """For each range of `column` (above, to): intervals, steps, ms a step real and ours (means over
-    steps), the mean error and the standard deviation of the intervals' errors, relative and in ms;
+    steps); the mean error and the standard deviation of the intervals' errors, relative and in ms;
     the model's all-reduce, and the one that would leave no error."""
     found = []
     for above, to in zip(edges[:-1], edges[1:], strict=True):
@@ -112,8 +112,8 @@ def by_range(table: pd.DataFrame, column: str, edges: tuple[int, ...]) -> list[d
 
 def counted(run: MeasuredRun, model: StepTimeModel) -> dict:
     """Real decode step over ours from the tokens counted each second, after the last prompt and the
-    last shortage; this needs no request that was not preempted. {} where the run has no such
-    counts, or fewer than 6 seconds.
+    last shortage; this needs no request that was not preempted. {} if the run has no such counts,
+    or fewer than 6 seconds.
 
     scale, scale_error: real = scale x ours; above, to: requests, as of `by_range`; steps: seconds.
     The clock of the counts is off the events' by an unknown time, which the last two seconds of
@@ -171,8 +171,8 @@ def counted(run: MeasuredRun, model: StepTimeModel) -> dict:
 
 
 def validate_events(truth: Path, case: Case, form: str | None = None) -> dict:
-    """What can be read off one run: rows of `by_range` of decodes alone and of steps with prompts,
-    that of `counted`, and how many links between times are news, agree and contradict."""
+    """What can be read off one run: rows of `by_range` of decodes alone and of steps with prompts;
+    that of `counted`; how many links between times are news, agree and contradict."""
     run = read_run(truth, case)
     profile = profile_of(run, form)
     model = model_of(run, profile)

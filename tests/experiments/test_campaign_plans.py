@@ -89,7 +89,7 @@ def test_nothing_is_simulated_and_no_engine_started_without_a_plan(store, traces
     monkeypatch.setattr(campaign_runs, "run_policy", None)
     engines = Engines(store)
     monkeypatch.setattr(engines, "get", None)
-    with pytest.raises(StageError, match="no run is planned: stage plan"):
+    with pytest.raises(StageError, match="no run is planned: run stage plan"):
         where = store, engines, "tiny", False, Deadline(60.0)
         campaign_runs.validate(*where, plan_of(traces, "vllm"))
 
@@ -124,7 +124,7 @@ def test_no_engine_is_started_that_leaves_no_time_to_use_it(store, monkeypatch):
         {"starts": [{"start_s": 90.0}, {"start_s": 70.0}]}, "steps", "8b-graphs-starts.json"
     )
     for swap in (False, True):
-        with pytest.raises(OutOfTime, match="60 s are left, and an engine takes 70 s to start"):
+        with pytest.raises(OutOfTime, match="60 s are left, but an engine takes 70 s to start"):
             engines.get("8b", True, swap, {}, Deadline(60.4))
     with pytest.raises(OutOfTime, match="an engine takes 75 s"):  # none is known of this one
         engines.get("14b", True, False, {}, Deadline(60.4))

@@ -224,10 +224,10 @@ def test_what_is_stale_is_named(tmp_path, capsys, monkeypatch):
     report = tmp_path / study().report
     assert f"Run by twinserve {made['made']['version']}" in report.read_text()
     claims.write_text(json.dumps({name: of for name, of in made.items() if name != "made"}))
-    assert "is not known" in checked()[1]
+    assert "is unknown" in checked()[1]
     study().redraw((), tmp_path)  # draws, and does not know who ran it
     assert "Run by a version that is not known: rules" in report.read_text()
-    assert "is not known" in checked()[1]
+    assert "is unknown" in checked()[1]
 
 
 def test_how_long_a_study_takes_is_told_by_what_its_runs_took(tmp_path):
