@@ -125,7 +125,10 @@ def workload_of(found: Measurement) -> Workload:
     for column, what in ((found.prompt_tokens, "prompt"), (found.output_tokens, "output")):
         if (column[served] < 0).any():
             row = int(served[(column[served] < 0).argmax()])
-            rows.fail(row, f"{what} tokens", "is missing", "record with token counts")
+            name, hint = f"{what} tokens", "record with token counts"
+            if found.name == "vllm-bench":
+                name, hint = "output_lens", "measure again with vllm bench serve --save-detailed"
+            rows.fail(row, name, "is missing", hint)
     if np.isnan(found.arrival_s[served]).any():
         row = int(served[np.isnan(found.arrival_s[served]).argmax()])
         rows.fail(row, "arrival", "is missing", "; ".join((SENT, *found.notices)))

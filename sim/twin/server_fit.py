@@ -186,7 +186,10 @@ def queue_notices(found: Measurement, until_s: float) -> list[str]:
 def _measured(file: Path, verb: str) -> Measurement:
     found = read_measurement(file)
     if not _timed(found):
-        said = "; ".join(found.notices) or "with vllm bench serve, add --save-detailed"
+        said = "; ".join(found.notices)
+        if "--save-detailed" not in said:
+            cure = "measure again with them, as vllm bench serve --save-detailed writes"
+            said = f"{said}; {cure}" if said else cure
         raise NoTimesError(
             f"{verb} {file}: has no times to first token of single requests: {said}", found
         )

@@ -241,4 +241,4 @@ def test_a_result_without_times_is_one_line(change, says, tmp_path, capsys):
     words = ["--from-serving", str(file), "--profile", PROFILE, "--out", str(tmp_path / "m.json")]
     code, line = command(capsys, *words)
     assert code == BAD_INPUT and says in line and line.count("\n") == 1
-    assert "no times to first token" in line
+    assert "no times to first token" in line and "--save-detailed" in line

@@ -174,6 +174,20 @@ def test_a_bench_result_without_latencies_ends_with_its_last_gap(measure):
     content = json.loads(measured_files.vllm_bench())
     del content["latencies"]
     assert measure(json.dumps(content)).e2el_s[:2].tolist() == pytest.approx([0.4, 0.35])
+    content["ttfts"][0], content["itls"] = -0.1, [[0.1, 0.2], [0.5, -0.05], []]
+    found = measure(json.dumps(content))
+    assert np.isnan(found.e2el_s).all() and found.gaps_s.tolist() == [0.1, 0.2]
+    assert "1 of 3 requests have no possible 'itls' (first request 2: " in said(found.notices)
+    assert "field 'itls' holds -0.05, no list of times" in said(found.notices)
+
+
+def test_a_bench_result_says_what_a_missing_field_takes_away(measure):
+    content = json.loads(measured_files.vllm_bench())
+    del content["output_lens"]
+    found = measure(json.dumps(content))
+    assert "no output_lens: TPOT and throughput are unknown; measure again" in said(found.notices)
+    with pytest.raises(WorkloadError, match="field 'output_lens' is missing: measure again with"):
+        workload_of(found)
 
 
 def test_a_closed_loop_of_a_bench_stays_one_without_queue_times():

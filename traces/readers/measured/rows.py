@@ -269,12 +269,11 @@ def _gaps(faults: _Faults, wanted: np.ndarray, output, field: Field | None) -> n
         gaps = field.values[row]
         if gaps is None or (type(gaps) is list and not gaps):
             continue
-        if type(gaps) is not list or not all(
-            type(gap) in (int, float) and 0 <= gap < MAX_SECONDS for gap in gaps
-        ):
-            faults.add(
-                f"have no possible '{field.name}'", "taken as unknown", row, "no list of times"
-            )
+        listed = gaps if type(gaps) is list else [gaps]
+        bad = [g for g in listed if type(g) not in (int, float) or not 0 <= g < MAX_SECONDS]
+        if type(gaps) is not list or bad:
+            detail = f"field '{field.name}' holds {shown((bad or listed)[0])}, no list of times"
+            faults.add(f"have no possible '{field.name}'", "taken as unknown", row, detail)
         elif len(gaps) < SINGLE * (output[row] - 1):
             faults.add(
                 "came in chunks of several tokens",

@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from twinserve.traces.measurement import Measurement
-from twinserve.traces.readers.columns import Rows, shown, unused
+from twinserve.traces.readers.columns import MAX_SECONDS, Rows, shown, unused
 from twinserve.traces.readers.measured.document import document, lists, numbers_of
 from twinserve.traces.readers.measured.rows import Field, measured
 from twinserve.traces.readers.options import ReadOptions
@@ -31,6 +31,8 @@ NAME = "vllm-bench"
 COLUMNS = tuple(
     "input_lens output_lens start_times ttfts itls latencies errors queue_times".split()
 )
+# What is not known if a file lacks a column.
+TAKEN = {"output_lens": "TPOT and throughput", "ttfts": "TTFT and TPOT", "itls": "gaps (ITL)"}
 AT_ONCE = "inf"  # the request_rate of requests that are all due at once
 # What describes the run rather than a request, and texts.
 SETTINGS = tuple(
@@ -90,9 +92,10 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
 
 
 def _end(ttft, gaps) -> float | None:
-    """The end of a request by its first token and all gaps after it; None if they do not tell."""
+    """Return the end of a request by its first token and the gaps after it; None if unknown."""
     try:
-        return ttft + sum(gaps) if ttft else None
+        end = ttft + sum(gaps)
+        return end if ttft > 0 and min(gaps, default=0) >= 0 and end < MAX_SECONDS else None
     except (TypeError, OverflowError):
         return None
 
@@ -107,7 +110,11 @@ def _limit(content: dict, path: str) -> int | None:
 
 
 def _told(rate: float | None, limit: int | None, columns: dict) -> list[str]:
-    said = []
+    said = [
+        f"no {name}: {what} are unknown; measure again with --save-detailed"
+        for name, what in TAKEN.items()
+        if name not in columns
+    ]
     no_times = "start_times" not in columns
     if limit and not no_times and "queue_times" not in columns:
         if rate != math.inf:
