@@ -44,6 +44,7 @@ from twinserve.sim.report.plan_part import plan_part
 from twinserve.sim.report.run_charts import pareto
 from twinserve.sim.report.runs_part import runs_part
 from twinserve.sim.report.seen import Seen, look
+from twinserve.sim.report.table import NONE
 from twinserve.sim.report.twin_parts import comparison_part, validation_part
 from twinserve.sim.results.checked import SHAPES
 from twinserve.sim.results.command import command
@@ -83,6 +84,7 @@ def sweep_part(found: Found) -> Part:
                 note("Requests are recorded, the same for each seed, so there is no interval.")
             )
         blocks.append(_table(means, axes))
+        blocks += _differences(_csv(found.folder / "differences.csv"), axes)
         blocks += [c for c in _charts(means, axes) if c.curves]
     if failures is not None:
         rows = failures.astype(object).where(failures.notna(), "").values.tolist()
@@ -149,6 +151,26 @@ def _table(means: pd.DataFrame, axes: Sequence[str]) -> Html:
             cells.append(queues(cell_of(means[verdict].iloc[i])))
         rows.append(cells)
     return table(head, rows)
+
+
+def _differences(found: pd.DataFrame | None, axes: Sequence[str]) -> list[Block]:
+    """Return differences.csv as a table; a setting's column stays, since the baseline's is left
+    out."""
+    if found is None or not len(found):
+        return []
+    numbers = list(dict.fromkeys(found["number"]))
+    rows = []
+    for keys, group in found.groupby(list(axes), sort=False, dropna=False):
+        cells = {
+            one.number: with_digits(one.difference, one.ci, 4)
+            + " *" * (one.verdict == "significant")
+            for one in group.itertuples()
+        }
+        rows.append([*map(cell_of, keys), *(cells.get(name, NONE) for name in numbers)])
+    said = f"Differences to {found['baseline'].iloc[0]}, runs with the same requests in pairs. "
+    said += "* significant: its 95 % interval leaves out 0."
+    heads = [", ".join(filter(None, label(name))) for name in numbers]
+    return [paragraph(said), table([*axes, *heads], rows)]
 
 
 def _charts(means: pd.DataFrame, axes: Sequence[str]) -> Iterator[Chart]:

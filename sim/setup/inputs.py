@@ -183,6 +183,7 @@ def resolve(
         check_crashes(failures, replicas, workload.last_arrival_s)
     earlier = _learned(config, workload, hardware, used, notices, sources)
     said = (*_unserved(config), *workload.provenance.notices, *notices)
+    said += () if workload.prefix is None else caching_differs(config, policies)
     said += tuple(_noise(pools, hardware))
     kept = (pools, earlier, hand_over, failures)
     return Inputs(config, workload, hardware, policies, said, *kept)
@@ -287,6 +288,19 @@ def _learned(
     if workload.applications:
         notices += dict.fromkeys(spec.given.notice for spec in policies if spec.given.notice)
     return earlier
+
+
+def caching_differs(config: SimulationConfig, policies: Sequence[PolicySpec]) -> tuple[str, ...]:
+    """Return a notice if a user's own policy lacks prefix caching by its default, which another
+    policy of the command has."""
+    if config.prefix_caching is not None:
+        return ()
+    can = [p for p in policies if ledger_class(p.kv or config.kv or p.kv_name).caches_prefixes]
+    can = [p for p in can if p.policy.uses_prefix_cache]
+    on = [p.label for p in can if p.policy.prefix_caching]
+    off = [p.label for p in can if p.own is not None and not p.policy.prefix_caching]
+    said = f"prefix caching is by default off for {', '.join(off)}, on for {', '.join(on)}; "
+    return (f"{said}--prefix-caching makes them equal",) if on and off else ()
 
 
 def _check_used(config: SimulationConfig, policies: tuple[PolicySpec, ...]) -> None:

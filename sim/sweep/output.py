@@ -270,7 +270,7 @@ def print_all(
         return
     pairs = f"{compared['runs'].iloc[0]} pairs of runs with the same requests"
     said(f"differences to {compared['baseline'].iloc[0]}, {pairs}:")
-    console.print(_differences(compared, axes))
+    console.print(_differences(compared, vary(table, axes)))
     untested = _WHY.keys() & set(compared["verdict"])
     for reason in sorted(untested):
         said(f"note: differences are not tested: {reason}{_WHY.get(reason, '')}")
@@ -291,19 +291,24 @@ def _notes(frame: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
         yield f": {more} further notices stand in runs.parquet"
 
 
-def _empty(table: pd.DataFrame, axes: Sequence[str], heads: Iterable[str]) -> tuple[list, Table]:
-    """Return the axes that vary, or all, and a table with a column for each and for each head."""
-    axes = [name for name in axes if table[name].nunique(dropna=False) > 1] or list(axes)
+def vary(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
+    """Return the axes that vary, or all."""
+    return [name for name in axes if table[name].nunique(dropna=False) > 1] or list(axes)
+
+
+def _empty(axes: Sequence[str], heads: Iterable[str]) -> Table:
+    """Return a table with a column for each axis and each head."""
     shown = Table(*axes, box=None, pad_edge=False)
     for head in heads:
         shown.add_column(head, justify="right")
-    return axes, shown
+    return shown
 
 
 def _seed_table(table: pd.DataFrame, axes: Sequence[str], values: Sequence[str]) -> Table:
     known = {name: head for name, head in COLUMNS.items() if name in table}
     known |= {name: name for name in values if name in table and name not in known}
-    axes, shown = _empty(table, axes, known.values())
+    axes = vary(table, axes)
+    shown = _empty(axes, known.values())
     if VERDICT in table:
         shown.add_column("queue")
     for row in table.to_dict("records"):
@@ -321,7 +326,7 @@ def _seed_table(table: pd.DataFrame, axes: Sequence[str], values: Sequence[str])
 
 def _differences(found: pd.DataFrame, axes: Sequence[str]) -> Table:
     numbers = list(dict.fromkeys(found["number"]))
-    axes, shown = _empty(found, axes, [COLUMNS.get(name, name) for name in numbers])
+    shown = _empty(axes, [COLUMNS.get(name, name) for name in numbers])
     for keys, rows in found.groupby(axes, sort=False, dropna=False):
         cells = {
             row["number"]: f"{with_digits(row['difference'], row['ci'])}"

@@ -10,11 +10,13 @@ import pytest
 
 from tests.commands import status
 from twinserve.own_code import RegistryError, fault
+from twinserve.policies.registry import parse_policy
 from twinserve.sim.cli import main as cli
 from twinserve.sim.fleet.routers.base import PerRequest
 from twinserve.sim.fleet.routers.plain import LeastRequests
 from twinserve.sim.setup.audit import AuditError, check_reader, check_router
 from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import caching_differs
 from twinserve.sim.sweep.combinations import Run
 from twinserve.sim.sweep.output import own_names
 from twinserve.traces.load import load_trace
@@ -217,3 +219,9 @@ def test_sweeps_say_the_names_of_classes_unless_two_are_alike(folder):
     ]
     assert own_names(both[:1]) == {"a.py:Mine:kv=paged": "mine:kv=paged"}
     assert own_names(both) == {}
+    (folder / "c.py").write_text(POLICY.format(line="pass") + "    prefix_caching = False\n")
+    specs = [parse_policy(text) for text in ("vllm", "bros", "c.py:Mine")]
+    (line,) = caching_differs(SimulationConfig(), specs)
+    assert line.startswith("prefix caching is by default off for mine, on for vllm; --prefix-cac")
+    assert not caching_differs(SimulationConfig(prefix_caching=True), specs)
+    assert not caching_differs(SimulationConfig(), specs[:2])

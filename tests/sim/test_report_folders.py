@@ -143,6 +143,9 @@ def put_sweep(folder: Path, policies=("vllm", "bros"), axis: str = "rate") -> Pa
     ]
     put(folder, "sweep", SWEEP)
     pd.DataFrame(rows).to_csv(folder / "table.csv", index=False)
+    gain = {"policy": policies[1], axis: rates, "number": "output_throughput", "difference": 7.0}
+    gain |= {"baseline": policies[0], "runs": 2, "ci": 2.0, "verdict": "significant"}
+    pd.DataFrame(gain).to_csv(folder / "differences.csv", index=False)
     return folder
 
 
@@ -227,6 +230,7 @@ def test_a_sweep_shows_its_means_and_intervals(page):
     head, *rows = Page(page).numbers(page, "sweep-throughput-p99_ttft_ms")
     assert [r[2] for r in rows] == ["200", "400", "800", "201", "401", "801"]
     assert "Objectives: rt: TTFT &lt; 2 s." in page
+    assert "Differences to vllm" in page and "<td>7.0 ± 2.0 *</td>" in page
     assert "settings of all runs" in page  # of an earlier version, which kept no combinations
 
 

@@ -417,7 +417,7 @@ def test_calendar_times_of_a_table_are_seconds_from_the_first():
 def test_a_table_may_have_semicolons_and_times_of_any_zone():
     text = (
         b"When;In;Out;Who\n2025-01-01T02:00:02,5+02:00;5;6;a\n2025-01-01 00:00:03Z;7;8;b\n"
-        b"2024-12-31T18:30:04.25-0530;9;9;c\n2025-01-01 00:00:05;9,0;9;d\n"
+        b"2024-12-31T18:30:04.25-0530;9;9;c\n2025-01-01 00:00:05Z;9,0;9;d\n"
     )
     options = ReadOptions(columns="arrival=when,prompt=in,output=out")
     w = read_bytes(text, "f", None, options)
@@ -426,6 +426,8 @@ def test_a_table_may_have_semicolons_and_times_of_any_zone():
     assert "fields not used: Who" in w.provenance.notices
     tabs = read_bytes(text.replace(b";", b"\t"), "f", None, options)
     assert tabs.arrival_s.tolist() == w.arrival_s.tolist()
+    with pytest.raises(WorkloadError, match="line 5: field 'when' has no zone.*, or none$"):
+        read_bytes(text.replace(b"05Z", b"05"), "f", None, options)
     near = replace(options, columns="arrival=whn,prompt=in,output=out")
     with pytest.raises(WorkloadError, match="no column 'whn' .*: did you mean 'When'"):
         read_bytes(text, "f", None, near)

@@ -6,7 +6,7 @@
     id, session, turn, class, priority, error, status
 
 A column of times is in seconds, or says its unit: `arrival=ts:ms`. Moments may be calendar times
-(ISO 8601, in any zone; without one in UTC). `error` is empty for a request that was served;
+(ISO 8601, all in a zone, or none). `error` is empty for a request that was served;
 `status` is a code of HTTP or a word, as gateways log them. `class` is rt or be. Commas, semicolons
 or tabs stand between columns. A field of a JSON object inside another is `outer.inner`.
 """
@@ -38,6 +38,7 @@ _SERVED = re.compile(
     r"(?:2\d\d(?:\.0)?(?: .*)?|success\w*|succeeded|ok|completed?|finished|done|true|)",
     re.IGNORECASE,
 )
+_ZONE = re.compile(r"[T ].*(Z|[+-]\d\d(:?\d\d)?)$", re.IGNORECASE)
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -152,7 +153,7 @@ def _moments(table: Table, names: Mapping[str, tuple[str, str]]) -> dict[str, Fi
         column, unit = names[field]
         values: Sequence = table.loose_numbers(column)
         if not any(isinstance(value, (int, float)) for value in values):
-            values, base = _stamps(table.texts(column), base)
+            values, base = _stamps(table, column, base)
         seconds = np.array([v if isinstance(v, (int, float)) else np.nan for v in values])
         seconds = seconds * UNITS[unit]
         sent = seconds if field == told else sent
@@ -162,13 +163,20 @@ def _moments(table: Table, names: Mapping[str, tuple[str, str]]) -> dict[str, Fi
     return found
 
 
-def _stamps(values: list[str], base: Any) -> tuple[list[float | str | None], Any]:
-    """Seconds of calendar times from `base`, or from the first; what is none stays as it is."""
+def _stamps(table: Table, column: str, base: Any) -> tuple[list[float | str | None], Any]:
+    """Seconds of calendar times from the first arrival; what is none stays as it is. base: the
+    first arrival, and whether arrivals have a zone. Raises WorkloadError if some times have one."""
     import pandas as pd
 
+    values = table.texts(column)
     plain = [re.sub(r"(:\d\d),(\d)", r"\1.\2", text) for text in values]  # 10:00:00,5
     times = pd.to_datetime(pd.Series(plain), format="ISO8601", utc=True, errors="coerce")
-    base = times.min() if base is None else base
-    seconds = (times - base).dt.total_seconds().tolist()
+    zoned = [_ZONE.search(text) is not None for text in values]
+    first, has_zone = base or (times.min(), any(zoned))
+    for row, known in enumerate(times.notna()):
+        if known and zoned[row] != has_zone:
+            which = "no zone, unlike other times" if has_zone else "a zone, unlike other times"
+            table.rows.fail(row, column, f"has {which}", "give every time a zone, or none")
+    seconds = (times - first).dt.total_seconds().tolist()
     pairs = zip(values, seconds, strict=True)
-    return [(text or None) if at != at else at for text, at in pairs], base
+    return [(text or None) if at != at else at for text, at in pairs], (first, has_zone)
