@@ -109,6 +109,17 @@ class Measurement:
         )
 
     @property
+    def torn(self) -> bool:
+        """Whether tokens or ends are missing within the time of the served requests."""
+        at, served = self.arrival_s, self.served
+        ends = (at + self.e2el_s)[served]
+        if np.isnan(ends).all():
+            return False
+        first, last = np.nanmin(at[served]), np.nanmax(at[served])
+        outside = (at < first) | (at > last) | ~np.asarray(self.impossible, bool)
+        return bool(not outside.all() or last > np.nanmax(ends))
+
+    @property
     def failed(self) -> int:
         return sum(map(bool, self.errors))
 

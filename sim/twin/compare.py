@@ -103,7 +103,7 @@ def number(served: Served, metric: str, statistic: str) -> float:
     """A statistic of a metric; NaN if there is none."""
     if metric == "throughput" and served.stated is None:
         seconds = served.duration_s
-        known = len(served) and (served.output_tokens >= 0).all()
+        known = len(served) and not served.torn and (served.output_tokens >= 0).all()
         return float(served.output_tokens.sum() / seconds) if seconds > 0 and known else np.nan
     if served.stated is not None:
         return served.stated.get((metric, statistic), np.nan)

@@ -36,6 +36,7 @@ class Served:
     histograms   by metric, of measurements without single requests
     stated       (metric, statistic) -> seconds, tokens or tokens a second, if the file states
                  nothing else
+    torn         tokens or ends are missing, so throughput is not known
     """
 
     name: str
@@ -49,6 +50,7 @@ class Served:
     failed: int = 0
     histograms: dict[str, Histogram] | None = None
     stated: dict[tuple[str, str], float] | None = None
+    torn: bool = False
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -81,10 +83,10 @@ class Served:
 
     @property
     def duration_s(self) -> float:
-        """From the first request to the last end; NaN if not known."""
+        """From the first of these requests to their last end; NaN if not known."""
         ends = self.arrival_s + self.latencies["e2el"]
         known = ends[~np.isnan(ends)]
-        return float(known.max()) if len(known) else float("nan")
+        return float(known.max() - np.nanmin(self.arrival_s)) if len(known) else float("nan")
 
 
 def of_run(name: str, result: RunResult, server: bool = False) -> Served:
@@ -133,6 +135,7 @@ def of_measurement(found: Measurement) -> Served:
         found.failed,
         dict(found.histograms) or None,
         None if len(found) or found.histograms else _stated(found.stated),
+        found.torn if len(found) else False,
     )
 
 

@@ -12,6 +12,8 @@ from tests.traces import measured_files
 from tests.traces.measured_files import FILES
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.twin import compare
+from twinserve.sim.twin.served import of_measurement
 from twinserve.traces.load import load_trace
 from twinserve.traces.measurement import SERVER, workload_of
 from twinserve.traces.readers.columns import check_workload
@@ -179,6 +181,31 @@ def test_a_bench_result_without_latencies_ends_with_its_last_gap(measure):
     assert np.isnan(found.e2el_s).all() and found.gaps_s.tolist() == [0.1, 0.2]
     assert "1 of 3 requests have no possible 'itls' (first request 2: " in said(found.notices)
     assert "field 'itls' holds -0.05, no list of times" in said(found.notices)
+
+
+def test_a_summary_that_cannot_be_is_refused(measure):
+    for changes, says in (
+        ({"median_tpot_ms": 9.0, "p99_tpot_ms": 1.0}, "'median_tpot_ms' is 9, above 'p99_tpot_ms'"),
+        ({"completed": 500}, "field 'completed' is 500, above 'num_prompts', 3: measure again"),
+        ({"duration": 0.25}, "'duration' is 0.25 s, shorter than the 0.5 s of 'start_times'"),
+    ):
+        with pytest.raises(WorkloadError, match=says):
+            measure(measured_files.vllm_bench(**changes))
+
+
+def test_throughput_is_over_the_time_of_the_requests_that_are_kept(measure):
+    late = {"ttfts": [0.2, 0.05, -1], "latencies": [0.4, 0.1, None]}
+    for lengths, rate, changes in (
+        ([3, 2, 4], 9 / 1.25, {}),
+        ([-1, 2, 4], 6 / 0.75, {}),
+        ([3, -1, 4], np.nan, {}),
+        ([3, 2, 4], np.nan, late),
+    ):
+        given = {"errors": [""] * 3, "output_lens": lengths, "latencies": [0.4, 0.35, 0.5]}
+        found = measure(measured_files.vllm_bench(**given | changes))
+        seen = compare.number(of_measurement(found), "throughput", "")
+        assert seen == pytest.approx(rate, nan_ok=True)
+        assert ("so throughput is unknown" in said(found.notices)) == np.isnan(rate)
 
 
 def test_a_bench_result_says_what_a_missing_field_takes_away(measure):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ SLACK_S = 1e-3  # tools round both ends of a difference
 # Of a request's tokens after the first, the least share that has gaps of its own. A few chunks of
 # two tokens move no percentile.
 SINGLE = 0.9
+TORN = "tokens or ends of some requests are unknown, so throughput is unknown: measure again"
 NO_TOKENS = "no tokens"
 
 
@@ -183,7 +184,7 @@ def measured(
     waited = np.nan_to_num(faults.times(waited_s, served))
     if some_came:
         arrival = arrival - np.nanmin(arrival)
-    return Measurement(
+    found = Measurement(
         name,
         where.path,
         arrival,
@@ -207,6 +208,7 @@ def measured(
         histograms=histograms or {},
         notices=(*notices, *([failures] if failures else []), *faults.said()),
     )
+    return replace(found, notices=(*found.notices, TORN)) if found.torn else found
 
 
 def _lack(field: Field, row: int) -> str:

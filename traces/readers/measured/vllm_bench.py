@@ -16,7 +16,9 @@ numbers over all of them.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -58,6 +60,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
     for name, value in stated.items():
         if value < 0:
             raise WorkloadError(f"{path}: field '{name}' is {value:g}, below 0: measure again")
+    _check_stated(stated, path)
     notices = unused(list(content), (*COLUMNS, *SETTINGS, *stated))
     if "input_lens" not in content:
         notices.append("no single requests: run vllm bench serve with --save-detailed for them")
@@ -86,9 +89,24 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
         stated=stated,
         notices=notices + _told(stated.get("request_rate"), limit, columns),
     )
+    sent = found.arrival_s[found.served]
+    if (took := stated.get("duration", math.inf)) < np.ptp(sent):
+        said = f"shorter than the {np.ptp(sent):g} s of 'start_times'"
+        raise WorkloadError(f"{path}: field 'duration' is {took:g} s, {said}: measure again")
     if limit is None or "queue_times" in fields or not math.isinf(stated.get("request_rate", 0.0)):
         return found
     return replace(found, due_s=np.where(np.isnan(found.arrival_s), np.nan, 0.0))
+
+
+def _check_stated(stated: dict[str, float], path: str) -> None:
+    """Raise WorkloadError if percentiles do not ascend, or more requests ended than were sent."""
+    ranked = re.compile(r"(?:p(\d+(?:\.\d+)?)|median)_(\w+_ms)").fullmatch
+    ranks = sorted((m[2], float(m[1] or 50), m[0]) for m in map(ranked, stated) if m)
+    pairs = [(low, high) for (of, _, low), (to, _, high) in pairwise(ranks) if of == to]
+    for low, high in [("completed", "num_prompts"), *pairs]:
+        if stated.get(low, 0.0) > stated.get(high, math.inf) * (1 + 1e-6):
+            said = f"is {stated[low]:g}, above '{high}', {stated[high]:g}"
+            raise WorkloadError(f"{path}: field '{low}' {said}: measure again")
 
 
 def _end(ttft, gaps) -> float | None:
