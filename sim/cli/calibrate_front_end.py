@@ -144,7 +144,7 @@ def calibrate_serving(
     with RunProgress(shown=True) as progress:
         progress.begin("calibrate")
         found = fit_server(files, settings, config, saturated, progress.simulations)
-    print("\n".join([*found.notices(), *serving_fit.shown(found.fitted)]))
+    print("\n".join([*(f"note: {n}" for n in found.notices()), *serving_fit.shown(found.fitted)]))
     print(f"{'holds for':>22}  {found.range()}")
     print(f"{'unknown':>22}  {_NOT_TOLD}")
     base = found.inputs[0].hardware.profile

@@ -242,7 +242,7 @@ def _write(
         if chosen is not None and drawn:
             draw.write_plots(out, draw.plot(table, axes, chosen, drawn, *look))
     if as_json:
-        sys.stdout.write(output.printed(table, axes, compared, about["objectives"]))
+        sys.stdout.write(output.printed(frame, table, axes, compared, about["objectives"]))
     elif len(frame):
         output.print_all(frame, table, axes, names, compared, about["objectives"])
     if len(failures):

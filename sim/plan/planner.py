@@ -311,6 +311,8 @@ def _row(size: Size, objectives: Sequence[Objective], peaks: Sequence[Peak]) -> 
     tokens = max(peak.tokens_per_s for peak in peaks)
     below = size.trials.get(n - 1, ())
     missed = {i for trial in below for i in trial.missed}
+    if 0 < n - 1 <= max(peak.crashes for peak in peaks):  # none would stay up
+        missed = set(range(len(objectives)))
     return Row(
         candidate,
         "enough",

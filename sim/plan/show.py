@@ -20,6 +20,7 @@ from twinserve.sim.results.options import LATENCIES, Objective, spoken
 from twinserve.sim.setup.config import GENERATED_RATE
 from twinserve.traces.generators.synth import is_synthetic
 
+_SHORT = 0.8  # of the peak asked for
 _WIDEST = 194  # of the table where it goes into a file
 
 
@@ -68,7 +69,19 @@ def _survived(plan: Plan) -> list[str]:
 
 def warnings(plan: Plan) -> list[str]:
     """Return lines that a reader must not miss."""
-    return [*_unsure(plan), *_not_told(plan), *_close_memory(plan)]
+    return [*_short(plan), *_unsure(plan), *_not_told(plan), *_close_memory(plan)]
+
+
+def _short(plan: Plan) -> list[str]:
+    """Return peaks of much less time than was asked for."""
+    asked = plan.question
+    return [
+        f"{peak.trace}: a peak of {peak.judged.span_s:,.0f} s after {peak.since_s:,.0f} s of lead, "
+        f"not {asked.peak_s:g} s after {asked.lead_s:g} s: too short to show a queue that grows "
+        "slowly; give a longer recording"
+        for peak in plan.peaks
+        if peak.judged.span_s < _SHORT * asked.peak_s
+    ]
 
 
 def _close_memory(plan: Plan) -> list[str]:
@@ -147,7 +160,9 @@ def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
     n = best.replicas or 0
     lines = [f"first row, {named(best.candidate, plan)}:"]
     if closer.below is not None:
-        lines.append(f"  {_counted(n - 1)}: {_said(closer.below)}")
+        gone = ", none of which stays up" if n - 1 <= plan.question.survive else ""
+        gone = ", the one that fails" if n == 2 and gone else gone
+        lines.append(f"  {_counted(n - 1)}{gone}: {_said(closer.below)}")
     lines += [f"  {_counted(one.replicas)}: {_said(one)}" for one in closer.sizes]
     if closer.draws < plan.question.draws:
         lines.append("  one draw: sessions or texts tie lengths to their requests")
@@ -158,7 +173,8 @@ def closer_lines(plan: Plan, best: Row, closer: Closer) -> list[str]:
     if closer.rate_of_one is None:
         lines.append("  one replica keeps the objectives at no rate that was tried")
     else:
-        lines.append(f"  one replica alone keeps {closer.rate_of_one:.0%} of the peak's rate")
+        up = " that does not fail" if plan.question.survive else " alone"
+        lines.append(f"  one replica{up} keeps {closer.rate_of_one:.0%} of the peak's rate")
     return lines
 
 

@@ -176,7 +176,7 @@ class Size:
         for peak in peaks:
             load = with_objectives(peak.judged, hardware, objectives)
             reason = reason or hopeless(load, objectives, hardware)
-            least = max(least, least_replicas(load, objectives, hardware))
+            least = max(least, peak.crashes + least_replicas(load, objectives, hardware))
             busy = service_seconds(load, hardware)
             guess = max(guess, least, peak.crashes + estimated_replicas(busy, load.span_s))
         if reason is None and least > most:

@@ -53,7 +53,7 @@ def plan_part(found: Found) -> Part:
     blocks += map(note, said)
     blocks += [_table(rows), *_load(document), *(c for c in page_charts(document) if c.curves)]
     blocks += [paragraph(one["line"]) for one in document.get("savings", ())]
-    blocks += _around(rows)
+    blocks += _around(rows, question.get("survive"))
     never = [f"{_name(row, rows)}: {row['reason']}" for row in rows if row["status"] == "never"]
     never += [
         f"{one['gpu']} tp{one.get('tp', '')}: {one['reason']}"
@@ -276,7 +276,7 @@ def _memory(rows, names: Sequence[str]) -> Iterator[Chart]:
     )
 
 
-def _around(rows: Sequence[Mapping]) -> list[Block]:
+def _around(rows: Sequence[Mapping], survive: int | None) -> list[Block]:
     """Return the sizes from the last that fails and the first that is enough to the first sure
     one."""
     body, said = [], []
@@ -285,7 +285,8 @@ def _around(rows: Sequence[Mapping]) -> list[Block]:
         if closer:
             off = f"step times off by what is expected ({closer['step_time_errors']})"
             one = closer.get("rate_of_one_replica")
-            alone = "" if one is None else f"; one alone keeps {one:.0%} of the peak's rate"
+            which = "one that does not fail" if survive else "one alone"
+            alone = "" if one is None else f"; {which} keeps {one:.0%} of the peak's rate"
             said.append(f"{_name(row, rows)}: {_closer(closer)[1]} replicas with {off}{alone}.")
             for sized in [*filter(None, [closer.get("below")]), *closer["sizes"]]:
                 kept = _attained(sized)

@@ -236,12 +236,17 @@ def _entry(run: Run, axes: Sequence[str]) -> dict[str, Any]:
 
 
 def printed(
-    table: pd.DataFrame, axes: Sequence[str], compared: pd.DataFrame, objectives: Sequence[str]
+    frame: pd.DataFrame,
+    table: pd.DataFrame,
+    axes: Sequence[str],
+    compared: pd.DataFrame,
+    objectives: Sequence[str],
 ) -> str:
-    """Return the output of `--json`: table.csv and differences.csv as lists."""
+    """Return the output of `--json`: table.csv and differences.csv as lists, and the notices."""
     rows = table.to_dict("records")
     labels = names_of(table, axes) if len(table) else []
     more = {"differences": compared.to_dict("records"), "objectives": objectives}
+    more["notices"] = [note.removeprefix(": ").lstrip() for note in _notes(frame, table)]
     return printed_runs(zip(labels, rows, strict=True), **more)
 
 

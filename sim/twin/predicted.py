@@ -57,7 +57,7 @@ class Prediction:
 
     def lines(self) -> list[str]:
         """Return the table and its notices."""
-        return [*_table(self.rows, f"{self.factor:g}x"), "", *self.notices]
+        return [*_table(self.rows, f"{self.factor:g}x"), "", *(f"note: {n}" for n in self.notices)]
 
     def document(self) -> dict:
         return _document(self)
@@ -151,7 +151,7 @@ def _scaled(base: Inputs, factor: float) -> Inputs:
 
 def _clients(loads: Sequence[Inputs]) -> list[str]:
     now, then = (load.workload.concurrency for load in loads)
-    return [f"note: a closed loop: {then} requests at once, measured {now}"] * (now != then)
+    return [f"a closed loop: {then} requests at once, measured {now}"] * (now != then)
 
 
 def _runs(

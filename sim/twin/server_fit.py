@@ -77,7 +77,7 @@ class ServerFit:
     def notices(self) -> Iterator[str]:
         for one, until in zip(self.found, self.until_s, strict=True):
             for notice in (*one.notices, *queue_notices(one, until)):
-                yield f"note: {one.path}: {notice}"
+                yield f"{one.path}: {notice}"
 
     def source(self) -> str:
         return f"{', '.join(one.path for one in self.found)} ({self.range()})"

@@ -60,8 +60,8 @@ def stated_inputs(
 def summary_notices(found: Measurement) -> list[str]:
     """Return what cannot be said from such a file."""
     return [
-        *(f"note: {found.path}: {notice}" for notice in found.notices),
-        f"note: {found.path}: simulated with requests of its mean lengths, `{stated_load(found)}`; "
+        *(f"{found.path}: {notice}" for notice in found.notices),
+        f"{found.path}: simulated with requests of its mean lengths, `{stated_load(found)}`; "
         "step times were not fitted. What lengths, arrivals and step times each add is not known, "
         "nor whether the server's queue grew",
     ]

@@ -38,6 +38,7 @@ def test_what_the_server_does_at_twice_the_rate_is_in_the_range(file, capsys):
     assert code == 0, said
     found = json.loads(said)
     assert found["verdict"].startswith("Believe the range, not the number: ")
+    assert not [notice for notice in found["notices"] if notice.startswith("note: ")]
     assert "at 2x up to" in found["verdict"] and found["error"] < 0.05 < found["error_before"]
     truth = of_run("truth", served_by(SLOWER, load(16, 60))).latencies
     means = {row["metric"]: row for row in found["numbers"] if row["statistic"] == "mean"}

@@ -14,7 +14,7 @@ from twinserve.sim.plan.document import described
 from twinserve.sim.plan.peaks import find_peak
 from twinserve.sim.plan.planner import Plan, Question, make_plan
 from twinserve.sim.plan.prices import read_prices
-from twinserve.sim.plan.show import head_lines
+from twinserve.sim.plan.show import foot_lines, head_lines
 from twinserve.sim.plan.trial import TrialSpec, run_trial
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep.executors import InThisProcess
@@ -95,6 +95,12 @@ def test_a_plan_says_what_it_survives(trace):
     found = plan(trace, "ttft p90 < 80 ms", survive=1, on_failure="retry", detection_s=0.1)
     (said,) = [line for line in head_lines(found) if "fails" in line]
     assert "one replica" in said and "retry" in said and "0.1 s" in said
+    shown = "\n".join(foot_lines(found, {}))
+    assert "one replica that does not fail keeps " in shown
+    assert ("  1 replica, the one that fails: fails; " in shown) == (found.best.replicas == 2)
+    roomy = plan(trace, "ttft p90 < 5 s", survive=1)
+    assert len(roomy.best.binds) == 1 and roomy.best.replicas == 2
+    assert "1 replica, the one that " in "".join(foot_lines(roomy, {}))
     question = described(found, PRICES)["question"]
     assert (question["survive"], question["on_failure"]) == (1, "retry")
     assert not any("fails" in line for line in head_lines(plan(trace, "ttft p90 < 80 ms")))

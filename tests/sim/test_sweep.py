@@ -115,6 +115,7 @@ def test_the_same_command_runs_nothing_and_writes_the_same_bytes(tmp_path, ran, 
     sweep(tmp_path, *GRID, "--json", "--baseline", "policy=vllm")
     found, kept = json.loads(capsys.readouterr().out), pd.read_csv(tmp_path / "table.csv")
     assert found["version"] == 1 and found["objectives"][1] == "rt: TPOT < 200 ms"
+    assert isinstance(found["notices"], list)
     assert [(r["policy"], r["rate"]) for r in found["runs"]] == [
         *zip(kept.policy, kept.rate, strict=True)
     ]
