@@ -26,7 +26,7 @@ from twinserve.sim.twin.live import blank_settings, live_settings
 
 # The requests would take six times the pool together; the host is too small to keep all that is
 # swapped out.
-SETTINGS = {"num_blocks": 14, "host_blocks": 20, "slo": "ttft=0.05,tpot=0.03", "exact": True}
+SETTINGS = {"num_blocks": 14, "host_blocks": 20, "slo": "ttft=0.04,tpot=0.03", "exact": True}
 
 
 def inputs_for(policy: str = "bros", **changes) -> Inputs:

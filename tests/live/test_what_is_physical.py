@@ -53,7 +53,7 @@ def inputs(ledger: str, profile: str) -> Inputs:
     if ledger == "bidirectional":
         from tests.live.test_physical_layout import inputs_for as two_classes
 
-        return two_classes(POLICIES[ledger], seed=4)
+        return two_classes(POLICIES[ledger])
     return inputs_for(profile, POLICIES[ledger], host_blocks=20, num_blocks=8)
 
 
