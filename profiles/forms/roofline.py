@@ -67,6 +67,9 @@ class Efficiency:
     host_request_s: float = Field(ge=0)
 
 
+_MESSAGES = log(LARGE_BYTES / SMALL_BYTES)  # from the smallest measured message to the largest
+
+
 class RooflineModel(StepTimeModel):
     """From the ModelSpec of a dense model in 16 bits, a GpuSpec, the tensor-parallel degree and an
     Efficiency. head: with the output projection, which one pipeline stage has. dp, ep: further
@@ -201,7 +204,7 @@ class RooflineModel(StepTimeModel):
         if self.tp == 1:
             return self._allreduce_fixed
         small, large = self._bus
-        along = log(max(tokens * self._message / SMALL_BYTES, 1.0)) / log(LARGE_BYTES / SMALL_BYTES)
+        along = log(max(tokens * self._message / SMALL_BYTES, 1.0)) / _MESSAGES
         rate = small * (large / small) ** min(along, 1.0)
         return self._allreduce_fixed + self._ring * tokens / rate
 

@@ -246,7 +246,7 @@ def printed(
     rows = table.to_dict("records")
     labels = names_of(table, axes) if len(table) else []
     more = {"differences": compared.to_dict("records"), "objectives": objectives}
-    more["notices"] = [note.removeprefix(": ").lstrip() for note in _notes(frame, table)]
+    more["notices"] = [f"{of} {text}".lstrip() for of, text in _notes(frame, table)]
     return printed_runs(zip(labels, rows, strict=True), **more)
 
 
@@ -269,8 +269,8 @@ def print_all(
     console.print(_seed_table(table, axes, names))
     if any(name.endswith(LOW) for name in table):
         said(_BARS)
-    for note in _notes(frame, table):
-        said(f"note{note}")
+    for of, text in _notes(frame, table):
+        said(f"note {of} {text}" if of else f"note: {text}")
     if compared is None or not len(compared):
         return
     pairs = f"{compared['runs'].iloc[0]} pairs of runs with the same requests"
@@ -283,17 +283,17 @@ def print_all(
         said("* significant: its 95 % interval leaves out 0")
 
 
-def _notes(frame: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
+def _notes(frame: pd.DataFrame, table: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield that copies have no interval, and the runs' notices on requests, with a count if not
     all runs have them."""
     if COPIES in table and table[COPIES].any():
-        yield f": {COPIED}"
+        yield "", COPIED
     said = frame[NOTICES].fillna("") if NOTICES in frame else ()
     counts = Counter(notice for text in said for notice in filter(None, text.split("\n")))
     for notice, count in [*counts.items()][:_MOST_NOTICES]:
-        yield (f" ({count} of {len(frame)} runs)" if count < len(frame) else "") + f": {notice}"
+        yield f"({count} of {len(frame)} runs):" if count < len(frame) else "", notice
     if (more := len(counts) - _MOST_NOTICES) > 0:
-        yield f": {more} further notices stand in runs.parquet"
+        yield "", f"{more} further notices stand in runs.parquet"
 
 
 def vary(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
