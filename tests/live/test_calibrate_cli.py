@@ -73,7 +73,7 @@ def test_an_engine_argument_without_a_value(tmp_path, model):
     [
         ({"engine_arg": ["max_num_seqs=4"]}, "say it with --max-num-seqs"),
         ({"engine_arg": ["gpu-memory-utilisation=0.8"]}, "nearest: gpu_memory_utilization"),
-        ({"graphs": True}, "no GPU"),
+        ({"graphs": True}, "this machine has no GPU; drop --graphs"),
     ],
 )
 def test_what_vllm_would_not_take(vllm, tmp_path, model, options, words):
