@@ -1,7 +1,7 @@
 """The papers' forms of step times against measured operators: `twinserve study forms`.
 
 How well each form describes an engine (`accuracy.py`): steps recorded on one, and steps of the
-profile that simulations run on. docs/profiles.md has the results; docs/studies.md says what a
+profile that simulations run on. docs/profiles.md has the results; docs/echo.md says what a
 wrong form costs a policy.
 """
 

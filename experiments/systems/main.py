@@ -57,7 +57,7 @@ QUESTIONS = {"documents": "next-qa", "requests": 4_000, "block_tokens": 512, "pr
 # The run ends with the online requests. Best-effort tokens are counted while these arrive.
 BESIDE = {"beside": QUESTIONS, "until_online": 1.0}
 # solves an integer programme wherever few run: hours for a workload of this size
-# (docs/studies.md)
+# (docs/optimality.md)
 BOUND = "bros-exact"
 # on applications their runs take minutes, and one seed shows why not to
 TURNS = ("mlfq", "preemptive-wait")

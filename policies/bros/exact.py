@@ -3,7 +3,7 @@ version, Sec. IV-A) solved exactly in place of Algorithm 1.
 
 All else is `bros`: queues, deadlines, memory, batch size. It shows what the greedy algorithm loses
 in an iteration, and that the best iteration is not the best run. The problem does not consider
-later iterations (docs/studies.md).
+later iterations (docs/optimality.md).
 
 The work doubles with each request, so an iteration with more than `max_requests` in the system is
 left to Algorithm 1, and `counters` says how often that was.

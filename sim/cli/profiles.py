@@ -106,7 +106,7 @@ def scale(
     kv: float = 1.0,
     overwrite: _Flag = False,
 ) -> None:
-    """Scale a profile's times on purpose, to see which results depend on them (docs/studies.md).
+    """Scale a profile's times on purpose, to see which results depend on them (docs/profiles.md).
 
     Args:
         name: Shipped profile, MODEL@GPU[:tpN], or a file.
