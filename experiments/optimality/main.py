@@ -1,9 +1,8 @@
 """How far Algorithm 1 of BROS is from the best batch: `twinserve study optimality`.
 
 The gap on single iterations, random ones and those of runs. Then deadlines in short runs that the
-greedy choice loses and the exact one keeps, and the reverse; both also when memory binds. Then
-first tokens in time compared with the most of any schedule. docs/studies.md has the results and
-what they mean.
+greedy choice loses and the exact one keeps, and the reverse. Then first tokens in time compared
+with the most of any schedule. docs/optimality.md has the results and what they mean.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from matplotlib.figure import Figure as Canvas
 from twinserve.experiments.optimality.first_tokens import first_tokens_of_runs
 from twinserve.experiments.optimality.runs import (
     deadlines_of_runs,
-    iterations_in_blocks,
     iterations_of_a_run,
     random_iterations,
 )
@@ -31,7 +29,6 @@ from twinserve.experiments.study.tables import Table, Text, mean
 OBJECTIVES = ("ttft=0.4,tpot=0.2", "ttft=0.2,tpot=0.1", "ttft=0.1,tpot=0.05")
 # so that seldom more than 12 requests are in the system
 LOAD = {"seconds": 12.0, "rate": 1.0, "pool": 3}
-BLOCKS = (96, 160)  # of memory that binds; the longest request needs 72
 QUICK = {"seconds": 3.0}
 
 RANDOM = Grid(
@@ -42,29 +39,8 @@ RANDOM = Grid(
 OF_RUNS = Grid(
     {"source": {slo: {"slo": slo} for slo in OBJECTIVES}}, LOAD, few={"source": 1}, quick=QUICK
 )
-IN_BLOCKS = Grid(
-    {
-        "source": {
-            f"{OBJECTIVES[0]}, {blocks} blocks, {kv}": {"blocks": blocks, "kv": kv}
-            for blocks in BLOCKS
-            for kv in ("paged", "bidirectional")
-        }
-    },
-    LOAD | {"slo": OBJECTIVES[0]},
-    few={"source": 2},
-    quick=QUICK,
-)
 DEADLINES = Grid(
-    {
-        "slo": {slo: {"slo": slo} for slo in OBJECTIVES}
-        | {
-            f"{slo}, {BLOCKS[0]} blocks": {"slo": slo, "blocks": BLOCKS[0]}
-            for slo in (OBJECTIVES[0], OBJECTIVES[-1])
-        }
-    },
-    LOAD,
-    few={"slo": (OBJECTIVES[0], f"{OBJECTIVES[0]}, {BLOCKS[0]} blocks")},
-    quick=QUICK,
+    {"slo": {slo: {"slo": slo} for slo in OBJECTIVES}}, LOAD, few={"slo": 1}, quick=QUICK
 )
 # of runs whose first tokens are beside the most possible
 FIRST = Grid(
@@ -77,9 +53,7 @@ FIRST = Grid(
 
 def iterations(seed: int, **settings: Any) -> Rows:
     """Rows of `runs.gap_rows`: random iterations, or those of a run."""
-    if "count" in settings:
-        return random_iterations(seed, **settings)
-    return (iterations_in_blocks if "blocks" in settings else iterations_of_a_run)(seed, **settings)
+    return (random_iterations if "count" in settings else iterations_of_a_run)(seed, **settings)
 
 
 def _with_totals(
@@ -134,7 +108,7 @@ STUDY = Study(
         Figure(
             "iterations",
             "Single iterations",
-            joined(RANDOM, OF_RUNS, IN_BLOCKS),
+            joined(RANDOM, OF_RUNS),
             iterations,
             _with_totals(
                 Table(("source", "problem"), (*SHARES, *GAPS)),

@@ -3,8 +3,7 @@ iterations, and over short runs.
 
 Iterations are random ones (`random_iterations`), or those that a run of `bros` comes to
 (`iterations_of_a_run`). For each, the batch of Algorithm 1 and the best one are scored by the goals
-of `policies.bros.problem`. Memory is ample in these iterations; `iterations_in_blocks` has those in
-which it binds.
+of `policies.bros.problem`. Memory is ample in these iterations.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from twinserve.policies.base import EngineLimits
 from twinserve.policies.bros.exact import BrosExactOptions, BrosExactPolicy
 from twinserve.policies.bros.parts import Urgent
 from twinserve.policies.bros.policy import BrosPolicy
-from twinserve.policies.bros.problem import SAME, Instance, Solution, enumerate_batches, solution
+from twinserve.policies.bros.problem import SAME, Solution, enumerate_batches, solution
 from twinserve.policies.parts.estimators import Batch, LinearEstimator
 from twinserve.policies.registry import PolicySpec
 from twinserve.policies.requests import RequestTable
@@ -119,7 +118,6 @@ class Watched(BrosPolicy):
             for name, options in OPTIONS.items()
         }
         self.found: dict[str, list[Pair]] = {name: [] for name in OPTIONS}
-        self.planned = self.bound = 0
 
     def _plainly(self, *_):
         # so that every iteration is chosen; what is plain to see is what is chosen
@@ -136,74 +134,22 @@ class Watched(BrosPolicy):
         return super()._choose(step, urgent, candidates, size)
 
 
-class Placed(Watched):
-    """Of each iteration in which memory binds: the batch that it came to, after blocks were found
-    and others dropped for them. The best one keeps to (8), M_new of the batch within the blocks
-    that are empty, which only real-time requests may exceed."""
-
-    name = "bros-placed"
-
-    def _choose(self, step, urgent, candidates, size):
-        return BrosPolicy._choose(self, step, urgent, candidates, size)
-
-    def _place(self, step, choice, size):
-        instances = self._instances(step, choice, size)
-        super()._place(step, choice, size)
-        for name, instance in instances.items():
-            placed = np.isin(instance.batch.rows, step.plan.rows)
-            best = enumerate_batches(instance, self.estimator)
-            if best is not None and placed.any():
-                pair = len(instance), solution(instance, self.estimator, placed), best
-                self.found[name].append(pair)
-
-    def _instances(self, step, choice, size) -> dict[str, Instance]:
-        """Before anything is placed; empty where memory does not bind."""
-        if not 2 <= len(choice.urgent.batch) + len(choice.candidates) <= SIZES[1]:
-            return {}
-        self.planned += 1
-        found = {}
-        for name, policy in self.exact.items():
-            policy.take_average(self.queues.average_iteration_s)
-            found[name] = policy.instance(
-                choice.urgent, choice.candidates, size, step.view.requests, step.ledger
-            )
-        if found["own"].new_blocks.sum() <= step.ledger.free_blocks:
-            return {}
-        self.bound += 1
-        return found
-
-
-def _watched(kind: type[Watched], given: SimulationConfig, **spec: Any) -> Watched:
-    """The policy of a finished run of `given`."""
-    policies: list[Watched] = []
-
-    class Kept(kind):
-        def setup(self):
-            super().setup()
-            policies.append(self)
-
-    run_policy(resolve(given), PolicySpec(kind.name, own=Kept, **spec))
-    (policy,) = policies
-    return policy
-
-
 def iterations_of_a_run(
     seed: int, seconds: float, rate: float, pool: int, slo: str
 ) -> list[dict[str, Any]]:
     """Rows of `gap_rows` for the iterations of a run of `bros` in which there are 2 to 10
     requests."""
-    ran = _watched(Watched, config(seed, seconds, rate, pool, slo, (GREEDY,)))
+    policies: list[Watched] = []
+
+    class Kept(Watched):
+        def setup(self):
+            super().setup()
+            policies.append(self)
+
+    inputs = resolve(config(seed, seconds, rate, pool, slo, (GREEDY,)))
+    run_policy(inputs, PolicySpec(Watched.name, own=Kept))
+    (ran,) = policies
     return [row for name, pairs in ran.found.items() for row in gap_rows(name, pairs)]
-
-
-def iterations_in_blocks(
-    seed: int, seconds: float, rate: float, pool: int, slo: str, blocks: int, kv: str
-) -> list[dict[str, Any]]:
-    """Rows of `gap_rows` for the iterations of a run of `bros` in `blocks` blocks of ledger `kv`
-    in which there are 2 to 10 requests and memory binds; `binding`: the share of these."""
-    ran = _watched(Placed, config(seed, seconds, rate, pool, slo, (GREEDY,), blocks), kv=kv)
-    rows = [row for name, pairs in ran.found.items() if pairs for row in gap_rows(name, pairs)]
-    return [row | {"binding": ran.bound / max(ran.planned, 1)} for row in rows]
 
 
 def _pair(
@@ -265,15 +211,8 @@ def gap_rows(problem: str, pairs: Iterable[Pair]) -> list[dict[str, Any]]:
 
 # -- short runs ------------------------------------------------------------------------------------
 def config(
-    seed: int,
-    seconds: float,
-    rate: float,
-    pool: int,
-    slo: str,
-    policies: tuple[str, ...],
-    blocks: int | None = None,
+    seed: int, seconds: float, rate: float, pool: int, slo: str, policies: tuple[str, ...]
 ) -> SimulationConfig:
-    """blocks: of KV memory; None: all that the profile has."""
     return SimulationConfig(
         policy=policies,
         trace="sharegpt",
@@ -284,13 +223,12 @@ def config(
         slo=slo,
         profile=PROFILE,
         cap_length=CAP,
-        num_blocks=blocks,
         **PAPERS_ENGINE,
     )
 
 
 def deadlines_of_runs(
-    seed: int, seconds: float, rate: float, pool: int, slo: str, blocks: int | None = None
+    seed: int, seconds: float, rate: float, pool: int, slo: str
 ) -> list[dict[str, Any]]:
     """The same requests under `bros` and under each of OTHERS; a row for each, real-time requests
     in pairs.
@@ -304,7 +242,7 @@ def deadlines_of_runs(
     swaps       of requests, a run
     """
     labels = (GREEDY, *OTHERS.values())
-    results = simulate(config(seed, seconds, rate, pool, slo, labels, blocks))
+    results = simulate(config(seed, seconds, rate, pool, slo, labels))
     kept = {label: _kept(result.rows.requests) for label, result in results.items()}
     served = {
         label: _best_effort_rate(result.rows.requests, seconds) for label, result in results.items()

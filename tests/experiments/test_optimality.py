@@ -23,7 +23,6 @@ from twinserve.experiments.optimality.runs import (
     PROBLEMS,
     deadlines_of_runs,
     gap_rows,
-    iterations_in_blocks,
     iterations_of_a_run,
     random_iterations,
 )
@@ -144,21 +143,6 @@ def test_no_run_keeps_more_first_tokens_than_are_possible():
     assert (rows.kept <= rows.bound).all() and rows.kept.min() < 1
 
 
-# -- memory that binds -----------------------------------------------------------------------------
-@pytest.mark.nightly
-@pytest.mark.parametrize("kv", ["paged", "bidirectional"])
-def test_iterations_in_which_memory_binds(kv):
-    arguments = dict(seed=0, seconds=1.0, rate=2.0, pool=3, slo="ttft=0.4,tpot=0.2", kv=kv)
-    rows = pd.DataFrame(iterations_in_blocks(blocks=74, **arguments))
-    whole = rows.query("requests == 0").set_index("problem")
-    assert list(whole.index) == list(PROBLEMS) and (whole.iterations > 20).all()
-    assert (whole.binding > 0).all() and (whole.binding <= 1).all()
-    parts = whole.optimal + whole.outside + whole.loses_more + whole.other_goal
-    assert (parts <= 1 + 1e-9).all()
-    # with ample memory it never binds
-    assert iterations_in_blocks(blocks=4000, **arguments) == []
-
-
 SMALL = dict(seconds=3.0, rate=1.0, pool=2, slo="ttft=0.2,tpot=0.1")
 
 
@@ -181,12 +165,11 @@ def test_the_iterations_of_a_run_and_its_deadlines():
 @pytest.mark.nightly
 def test_every_source_and_problem_is_in_the_tables(out):
     slo = "ttft=0.4,tpot=0.2"
-    short = {f"{slo}, 96 blocks, {kv}" for kv in ("paged", "bidirectional")}
     found = table(out, "iterations")
-    assert set(found.source) == {"random", "random, none late", slo, *short}
+    assert set(found.source) == {"random", "random, none late", slo}
     assert set(found.problem) == set(PROBLEMS) and (found.iterations > 0).all()
     found = table(out, "deadlines")
-    assert set(found.problem) == set(OTHERS) and set(found.slo) == {slo, f"{slo}, 96 blocks"}
+    assert set(found.problem) == set(OTHERS) and set(found.slo) == {slo}
     assert set(table(out, "first_tokens").rate) == {15.0, 25.0}
     assert "not run" not in (out / "tables.md").read_text()
 
@@ -200,7 +183,9 @@ def kept(figure: str, *by: str) -> pd.DataFrame:
 
 def page_rows(section: str) -> list[list[str]]:
     """Cells of the table in a section of the page, without its head."""
-    text = (DOCS / "studies.md").read_text().partition(f"### {section}\n")[2].partition("\n### ")[0]
+    text = (
+        (DOCS / "optimality.md").read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    )
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:1] == "|"]
     return [line for line in lines[2:] if "**" not in line[0]]
 
