@@ -51,7 +51,7 @@ READERS = {
     "experiments/study/claims.py": "a part of the program",
     "experiments/study/study.py": "figures of studies",
     "experiments/validation/emulated.py": "its own table, of the same command",
-    "experiments/validation/overload.py": OTHERS, "experiments/validation/runs.py": OTHERS,
+    "experiments/validation/runs.py": OTHERS,
     "policies/parts/predictors.py": OTHERS, "profiles/front_end.py": "front ends",
     "profiles/measured/samples.py": "calibration samples",
     "profiles/measured/step_files.py": OTHERS, "profiles/models/config.py": OTHERS,

@@ -132,24 +132,6 @@ def timed_run(config: SimulationConfig, at_once: bool = False) -> tuple[Inputs, 
     return inputs, run_policy(inputs, inputs.policies[0])
 
 
-class CpuTimed:
-    """`function`, with the CPU time of each call: what it costs on a core of its own, however busy
-    the machine is.
-
-    seconds  of the calls so far
-    """
-
-    def __init__(self, function: Callable) -> None:
-        self._function = function
-        self.seconds: list[float] = []
-
-    def __call__(self, *arguments):
-        started = time.thread_time()
-        result = self._function(*arguments)
-        self.seconds.append(time.thread_time() - started)
-        return result
-
-
 def same_results(one: RunResult, other: RunResult) -> bool:
     """Whether two runs gave the same rows and metrics."""
     pairs = [

@@ -3,7 +3,6 @@
 latency  what the front adds: servers that generate nothing stamp each token with the time at which
          they send it, and the same clients get their answers straight from them and through the
          front, by turns
-soak     an hour of load with failures (`soak.py`)
 twin     the same requests before servers and in the simulator (`twin.py`)
 
 Servers, front and clients are a process each. docs/routers.md has the results.
@@ -20,7 +19,6 @@ import numpy as np
 from twinserve.backends.live.route.settings import require_libraries
 from twinserve.experiments.benchmark.main import MACHINE
 from twinserve.experiments.route.processes import FRONT, WORKER, Process, named
-from twinserve.experiments.route.soak import KILLS, soak, summed
 from twinserve.experiments.route.twin import beside, twin
 from twinserve.experiments.study.grid import Grid, repeats
 from twinserve.experiments.study.points import Point
@@ -100,12 +98,6 @@ ADDED = Table(
     {"way": DIRECT},
     ("clients",),
 )
-SOAK = Grid(
-    {"kill_every_s": (KILLS,)},
-    {"clients": 500, "troubled": 10, "tokens": 20, "pace_s": 2.0, "minutes": 60.0},
-    quick={"clients": 10, "troubled": 0, "tokens": 5, "pace_s": 0.05, "minutes": 0.15}
-    | {"kill_every_s": 4.0},
-)
 
 
 def twins(scale: Scale) -> list[Point]:
@@ -119,13 +111,6 @@ STUDY = Study(
     [
         MACHINE,
         Figure("latency", "What the front adds to latency", in_turns, latency, ADDED),
-        Figure(
-            "soak",
-            "An hour of load, with kills",
-            lambda scale: SOAK(Scale(scale.quick, (0,))),
-            soak,
-            summed,
-        ),
         Figure("twin", "Live before servers, and simulated", twins, twin, beside),
     ],
     seeds=3,

@@ -1,9 +1,6 @@
 """A server that streams stamps instead of words: each token's text is when it was sent, by the
 clock that all processes of a host share. So what lies between server and client can be measured
 token by token, whatever a token takes to generate.
-
-Its model `AT_ONCE` waits for nothing, and each of its tokens has a kilobyte. So its answers do not
-fit into what connections hold, and wait for slow clients.
 `python -m twinserve.experiments.route.worker PORT TOKENS PACE_S`."""
 
 from __future__ import annotations
@@ -15,8 +12,6 @@ import time
 
 from aiohttp import web
 
-AT_ONCE = "stamps-at-once"
-_WIDE = 1000
 _PAGE = (
     'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_waiting{engine="0"} 0\n'
     'vllm:kv_cache_usage_perc{engine="0"} 0.5\n'
@@ -33,12 +28,11 @@ def application(tokens: int, pace_s: float) -> web.Application:
     async def generate(request: web.Request) -> web.StreamResponse:
         body = await request.json()
         tells = bool(body.get("return_token_ids"))
-        at_once = body.get("model") == AT_ONCE
         count = body.get("max_tokens") or tokens
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         for i in range(count):
-            await asyncio.sleep(0.0 if at_once else pace_s)
+            await asyncio.sleep(pace_s)
             choice: dict = {"index": 0, "logprobs": None, "finish_reason": None}
             if i == count - 1:
                 choice["finish_reason"] = "length"
@@ -46,7 +40,7 @@ def application(tokens: int, pace_s: float) -> web.Application:
                 choice["token_ids"] = [i]
                 if not i:
                     choice["prompt_token_ids"] = list(range(256))
-            choice["text"] = f" {time.monotonic_ns()}" + "." * (_WIDE if at_once else 0)
+            choice["text"] = f" {time.monotonic_ns()}"
             data = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "stamps"}
             await answer.write(b"data: %s\n\n" % json.dumps({**data, "choices": [choice]}).encode())
         await answer.write(b"data: [DONE]\n\n")

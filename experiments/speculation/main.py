@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from twinserve.experiments.speculation import deadlines
 from twinserve.experiments.speculation.runs import run_point
 from twinserve.experiments.study.curves import lines_of
 from twinserve.experiments.study.grid import Grid, joined
@@ -125,9 +124,6 @@ PLOT = lines_of(
 STUDY = Study(
     "speculation",
     "",
-    [
-        Figure("batches", "gain by batch", joined(*GRIDS), run_point, GAINS, PLOT, text=report),
-        deadlines.FIGURE,
-    ],
+    [Figure("batches", "gain by batch", joined(*GRIDS), run_point, GAINS, PLOT, text=report)],
     least_seeds=2,
 )

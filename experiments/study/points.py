@@ -13,7 +13,6 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ import pandas as pd
 from twinserve.sim.cli.progress import RunProgress
 from twinserve.sim.sweep.executors import completed, local
 from twinserve.sim.sweep.points import Kept, Store, sources_digest, traces_digest
-from twinserve.traces.write import write_atomically
 
 Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
@@ -66,7 +64,7 @@ def run_grid(
     digests = _digests(work, points)
     kept = {digest: found for digest in digests if (found := store.read(digest)) is not None}
     todo = {
-        digest: (work, point.arguments, out / f"{work.__name__}-{digest[:8]}.csv")
+        digest: (work, point.arguments)
         for digest, point in zip(digests, points, strict=True)
         if digest not in kept
     }
@@ -150,23 +148,10 @@ def _mean(seconds: Sequence[float]) -> float:
     return sum(seconds) / len(seconds)
 
 
-_SO_FAR: ContextVar[Path] = ContextVar("so_far")
-
-
-def keep_so_far(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the rows that a long run has so far to WORK-DIGEST.csv in the experiment's folder. A
-    run that is interrupted leaves them there. Outside of a grid this does nothing. Raises
-    WorkloadError."""
-    if file := _SO_FAR.get(None):
-        write_atomically(file, pd.DataFrame(rows).to_csv(index=False).encode())
-
-
-def _one(work: Callable[..., Rows], arguments: Mapping, so_far: Path) -> tuple[list, float]:
+def _one(work: Callable[..., Rows], arguments: Mapping) -> tuple[list, float]:
     """Its rows, and the wall seconds that they took."""
-    began, token = time.perf_counter(), _SO_FAR.set(so_far)
+    began = time.perf_counter()
     found = work(**arguments)
-    _SO_FAR.reset(token)
-    so_far.unlink(missing_ok=True)  # the run's own file has all of it
     # a simulation's objects refer to each other in circles; a worker would keep dozens of them
     gc.collect()
     rows = [found] if isinstance(found, Mapping) else list(found)

@@ -184,19 +184,10 @@ def decision_share(result: RunResult) -> float:
     return decision / (decision + result.summary["scheduler"]["mean_step_ms"])
 
 
-def verified(result: RunResult) -> float:
-    """Of the requests that decode in a step, the share that verifies drafts."""
-    steps = result.rows.steps
-    if "verifying_requests" not in steps:
-        return 0.0
-    return int(steps.verifying_requests.sum()) / int(steps.decode_requests.sum())
-
-
 OF_ROWS: Mapping[str, Callable[[RunResult], float]] = {
     "online_span_s": online_span_s,
     "offline_left": offline_left,
     "busiest": busiest,
     "decision_ms": decision_ms,
     "decision_share": decision_share,
-    "verified": verified,
 }

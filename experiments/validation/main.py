@@ -4,7 +4,6 @@ runs      four runs of real vLLM, simulated with their own engine arguments, arr
           prefix blocks, beside the published errors of LLMServingSim 2
 steps     single steps of vLLM on H100
 events    step times that the runs' own events tell
-overload  whether steps of full batches grow longer with scheduling, or through a run
 releases  the runs with the rules of older releases of vLLM
 
 docs/validation.md has the results and what they mean.
@@ -23,7 +22,6 @@ import pandas as pd
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.experiments.study.tables import Text, plain
-from twinserve.experiments.validation.overload import of_run, of_steps
 from twinserve.experiments.validation.releases import NEWEST, of_release
 from twinserve.experiments.validation.runs import (
     CASES,
@@ -137,18 +135,6 @@ def of_events(run: str, form: str, seed: int) -> list[dict[str, Any]]:
     return [{**row, **found["links"]} for row in rows]
 
 
-def of_full_batches(seed: int) -> list[dict[str, Any]]:
-    """A row for each coefficient of each run."""
-    truth = truth_folder()
-    found = of_steps(truth / "steps" / "h100_vllm_steps.csv.gz")
-    found += [run for case in DENSE.values() if (run := of_run(truth, case))]
-    return [
-        {"run": one["run"], "steps": one["steps"], "step_ms": one["step_ms"], "of": name, **slope}
-        for one in found
-        for name, slope in one["slopes"].items()
-    ]
-
-
 def whole(points: pd.DataFrame) -> pd.DataFrame:
     """Nothing is random here: the points are the table."""
     return points.drop(columns="seed")
@@ -238,21 +224,6 @@ STUDY = Study(
                 },
                 each="run",
                 heading="### {}",
-            ),
-        ),
-        figure(
-            "overload",
-            "Steps of full batches",
-            Grid({}),
-            of_full_batches,
-            Text(
-                "How much longer a step is, ± half of the 95 % interval.",
-                {"": "run", "steps": "steps", "for each": "of"},
-                {
-                    "mean, ms": plain("step_ms", ".1f"),
-                    "longer by, ms": lambda row: f"{row.slope:+.3f} ± {row.half:.3f}",
-                    "at most, over the sample, ms": plain("most_ms", "+.1f"),
-                },
             ),
         ),
         figure(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.experiments.squares import CALLS, square
 from twinserve.experiments.study import command
 from twinserve.experiments.study.command import GridOptions
-from twinserve.experiments.study.points import Plan, Point, keep_so_far, planned, run_grid
+from twinserve.experiments.study.points import Plan, Point, planned, run_grid
 from twinserve.experiments.study.study import Figure, Scale, Study, how_long
 from twinserve.experiments.study.tables import Table
 from twinserve.experiments.study.verdict import Claim
@@ -111,25 +111,6 @@ def test_a_failing_point_loses_none_that_ended(tmp_path):
         with pytest.raises(SettingsError, match="three"):
             run_grid(broken, points(Scale(seeds=(0,))), tmp_path, workers=1)
     assert CALLS == [(1, 0), (2, 0)]
-
-
-def long(x: int, seed: int) -> list[dict]:
-    """Three rows; of x = 2 it is stopped after the second."""
-    rows: list[dict] = []
-    for y in range(3):
-        if (x, y) == (2, 2):
-            raise KeyboardInterrupt
-        rows.append({"y": y})
-        keep_so_far(rows)
-    return rows
-
-
-def test_an_interrupted_run_leaves_the_rows_it_had(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run_grid(long, points(Scale(seeds=(0,))), tmp_path, workers=1)
-    (file,) = tmp_path.glob("long-*.csv")  # the first has ended: only its points are kept
-    assert pd.read_csv(file)["y"].tolist() == [0, 1]
-    assert len(list((tmp_path / KEPT).iterdir())) == 1
 
 
 def test_intervals_cover_the_mean_as_often_as_they_say():

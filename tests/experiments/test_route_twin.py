@@ -1,9 +1,8 @@
-"""Live runs of the front beside simulated ones, and its soak."""
+"""Live runs of the front beside simulated ones."""
 
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pandas as pd
 import pytest
 
 from twinserve.experiments.route.main import ADDED, STUDY
-from twinserve.experiments.route.soak import flatness
 from twinserve.experiments.route.twin import beside, metrics
 from twinserve.experiments.study.command import GridOptions
 
@@ -48,18 +46,6 @@ def test_a_simulation_is_inside_where_live_runs_are_on_both_sides():
     assert found.loc["sent to 1", ["least", "most"]].tolist() == ["3", "5"]
 
 
-def test_growth_is_that_of_the_second_half():
-    hours = [i / 10 for i in range(11)]
-    mib = [100 + min(i, 5) * 10 + max(i - 5, 0) * 0.1 for i in range(11)]
-    samples = pd.DataFrame(
-        {"time_s": [h * 3600 for h in hours], "rss_bytes": [m * 2**20 for m in mib], "sockets": 7}
-    )
-    found = flatness(samples)
-    assert found["rss_mib_an_hour"] == pytest.approx(1.0, abs=0.01)
-    assert found["rss_mib_most"] == pytest.approx(150.5) and found["sockets_most"] == 7
-    assert found["rss_mib_quarter_1"] == pytest.approx(110)
-
-
 @pytest.mark.nightly
 @pytest.mark.live
 def test_emulated_servers_and_the_simulation(tmp_path):
@@ -73,37 +59,6 @@ def test_emulated_servers_and_the_simulation(tmp_path):
     live, simulated = (table.loc[run, "tpot p50, ms"] for run in table.index)
     assert live > 0.98 * simulated
     assert (table["prefix hits, %"] > 5).all()
-
-
-@pytest.mark.nightly
-def test_a_short_soak(tmp_path):
-    """All answers are whole though a server is killed, and what must be closed is."""
-    if not os.path.exists("/proc/self/stat"):
-        pytest.skip("memory of processes is read from /proc")
-    pytest.importorskip("aiohttp")
-    samples = ran("soak", tmp_path)
-    last = samples.iloc[-1]
-    assert last.began == last.ended_well == last.steady_whole > 50 and last.kills >= 1
-    assert samples.ended_otherwise.isna().all()
-    assert last.front_exit_status == last.in_flight == 0 and len(samples) > 5
-    (table,) = pd.read_csv(tmp_path / "soak" / "table.csv").to_dict("records")
-    assert table["rss_mib_most"] > 0 and table["began"] == last.began
-
-
-def test_the_kept_soak_is_what_the_page_says_and_its_answers_add_up():
-    """The page's figures are those of the kept samples, and no request is unaccounted for."""
-    kept, page = RESULTS / "soak", (DOCS / "routers.md").read_text()
-    (told,) = pd.read_csv(kept / "table.csv").to_dict("records")
-    samples = pd.read_csv(kept / "points.csv")
-    assert told["time_s"] >= 3600 and samples["ended_otherwise"].isna().all()
-    assert told["began"] == told["ended_well"]
-    assert told["in_flight"] == told["front_exit_status"] == 0
-    found = flatness(samples)
-    assert found == {name: told[name] for name in found}
-    for number in (told["began"], told["steady_whole"]):
-        assert f"{number:,.0f}" in page
-    assert f"{found['rss_mib_an_hour']:.1f} MiB an hour" in page
-    assert f"{told['migrations']:,.0f} answers" in page and f"{told['retries']:.0f} req" in page
 
 
 def test_the_kept_latencies_are_what_the_page_says():

@@ -76,12 +76,8 @@ def test_the_whole_of_it_small(tmp_path):
     assert "pays up to 16, the largest run" in said
     table = pd.read_csv(tmp_path / "batches" / "table.csv")
     assert (table.verdict == study.PAYS).all() and (table.gain > 1.4).all()
-    table = pd.read_csv(tmp_path / "deadlines" / "table.csv").set_index("drafts")
-    assert table.verified["none"] == 0 and 0.1 < table.verified["k=3, 0.8"] < 1
-    assert table.normalized_ms_change["k=3, 0.8"] < 1
-    for figure in ("batches", "deadlines"):
-        assert (tmp_path / figure / "report.md").read_text() in said
-        assert (tmp_path / figure / "plot.png").stat().st_size > 10_000
+    assert (tmp_path / "batches" / "report.md").read_text() in said
+    assert (tmp_path / "batches" / "plot.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -71,7 +71,6 @@ def test_columns_are_numbers_of_the_summary():
             "none": "classes.nobody.submitted",
             "nothing": "classes.nobody.submitted or 0",
             "steady": "classes.rt.saturation.verdict == saturated",
-            "verified": "verified",
             "planning": "decision_share",
             "left": "offline_left",
             "span_s": "online_span_s",
@@ -79,7 +78,7 @@ def test_columns_are_numbers_of_the_summary():
     )
     assert row["kept"] == 1.0 and np.isnan(row["none"]) and row["share"] == 1.0
     assert row["both"] == row["online"] + 30 and row["ttft_s"] == row["ttft_ms"] / 1000
-    assert row["nothing"] == row["steady"] == row["verified"] == 0 < row["planning"] < 1
+    assert row["nothing"] == row["steady"] == 0 < row["planning"] < 1
     assert 0 <= row["left"] < 30 and 0 < row["span_s"] < 3
 
 

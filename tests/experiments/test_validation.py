@@ -12,7 +12,6 @@ import pytest
 
 from tests.parameters import mostly_nightly
 from twinserve.experiments.validation import main as validation
-from twinserve.experiments.validation.overload import of_run, of_steps
 from twinserve.experiments.validation.runs import (
     CASES,
     STATISTICS,
@@ -232,50 +231,3 @@ def test_measured_steps():
     for row in validation.validate_steps(_truth()):
         assert row["all"] < {"operators": 0.055, "roofline": 0.06}[row["form"]]
         assert row["steps"] > 500
-
-
-# -- steps of full batches -------------------------------------------------------------------------
-@pytest.mark.parametrize(("scheduling", "minute"), [(0.0, 0.0), (1.0, 0.0), (0.0, 0.4)])
-def test_what_lengthens_full_steps_is_found_and_nothing_else(tmp_path, scheduling, minute):
-    """A log of a made-up engine: 20 ms and 0.02 ms a request, 0.5 ms of noise."""
-    rng = np.random.default_rng(5)
-    n = 400
-    log = pd.DataFrame(
-        {
-            "model": "made-up",
-            "gap_steps": rng.choice([1, 1, 1, 2], n),
-            "next_prefill_tokens": rng.choice([0, 0, 0, 90], n),
-            "next_decode_reqs": rng.integers(60, 128, n),
-            "kv_blocks_used": rng.integers(3000, 5000, n),
-            "sched_duration_us": rng.uniform(3000, 7000, n),
-            "t_start_ms": rng.uniform(0, 600_000, n),
-        }
-    )
-    log["step_interval_ms"] = (
-        20
-        + 0.02 * log.next_decode_reqs
-        + scheduling * log.sched_duration_us / 1000
-        + minute * log.t_start_ms / 60_000
-        + rng.normal(0, 0.5, n)
-        # what is not asked about would show, were it not left out
-        + 30.0 * (log.gap_steps > 1)
-        + 30.0 * (log.next_prefill_tokens > 0)
-    )
-    log.to_csv(tmp_path / "log.csv", index=False)
-    (found,) = of_steps(tmp_path / "log.csv")
-    for name, true in (("ms of scheduling", scheduling), ("minute", minute)):
-        slope = found["slopes"][name]
-        assert abs(slope["slope"] - true) < 1.5 * slope["half"] < 0.3
-        assert (abs(slope["slope"]) > slope["half"]) == bool(true)
-
-
-def test_full_steps_as_measured():
-    """docs/validation.md: scheduling does not lengthen steps, and the steps of one run climb."""
-    truth = _truth()
-    for found in of_steps(truth / "steps" / "h100_vllm_steps.csv.gz"):
-        assert found["scheduling_ms"] > 5
-        for name in ("ms of scheduling", "minute"):
-            slope = found["slopes"][name]
-            assert abs(slope["slope"]) < slope["half"] < 0.25
-    climb = of_run(truth, CASES[2])["slopes"]["minute"]
-    assert climb["slope"] - climb["half"] > 1

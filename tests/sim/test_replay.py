@@ -216,8 +216,6 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/route/clients.py",
     "backends/live/measure/replayed.py",
     "experiments/route/processes.py",
-    "experiments/route/soak.py",
-    "experiments/route/troubled.py",
     "experiments/route/twin.py",
     "experiments/route/worker.py",
     "experiments/serving/served.py",
@@ -251,7 +249,6 @@ GENERATORS = {"default_rng", "RandomState", "Random"}
 UNSEEDED = {
     "backends/live/route/front.py": {"uuid"},  # names of real clients' requests
     "experiments/route/clients.py": {"random"},  # random.Random(1)
-    "experiments/route/troubled.py": {"random"},
     "traces/anonymise.py": {"secrets"},  # a salt that nobody knows; a salt that is given seeds all
     "traces/generators/in_a_line.py": {"random"},  # random.Random(seed), as vLLM's client draws
 }
