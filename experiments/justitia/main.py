@@ -1,4 +1,4 @@
-"""Figures and tables of Justitia's paper, and why ours differ: `twinserve study justitia
+"""Figures and tables of Justitia's paper: `twinserve study justitia
 [FIGURE ...]`. docs/justitia.md says what comes out."""
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.justitia import claims, tables
-from twinserve.experiments.justitia.causes import CAUSES
 from twinserve.experiments.justitia.claims import ERRORS, OVERHEAD_MS, QUEUES, SJF, TEXTS
 from twinserve.experiments.justitia.overhead import decisions, prediction
 from twinserve.experiments.justitia.runs import (
@@ -19,7 +18,6 @@ from twinserve.experiments.justitia.runs import (
     PAPER_BLOCKS,
     QUANTILES,
     compare,
-    delayed,
     elephant,
     lengths,
     misjudged,
@@ -216,17 +214,6 @@ MISJUDGED = Grid(
     quick={"mice": 6},
     least_seeds=FAIR_SEEDS,
 )
-WHO = Grid(
-    {"pool": POOLS},
-    {"policies": ["justitia:predictor=mlp", "srjf:predictor=mlp", "vtc"], "trace": "apps:2x"}
-    | WORKLOAD,
-    quick={
-        "policies": ["justitia:predictor=class-mean", "srjf:predictor=class-mean", "vtc"],
-        "count": 40,
-        "offline": True,
-    },
-    least_seeds=FAIR_SEEDS,
-)
 TABLE3 = Grid(
     {"queue": {queue: {"resort": queue != "heap"} for queue in QUEUES}, "a_minute": QUEUES["heap"]},
     {"policy": "justitia", "minutes": 3.0},
@@ -236,7 +223,6 @@ TABLE3 = Grid(
 FIG8 = jct(DENSITIES, POLICIES, pools=POOLS)
 FIG9 = jct(DENSITIES, SHOWN, seeds=1, pools={"profile": {}}, profile=LLAMA_13B)
 OURS = Bars("policy", "density", {"mean_s": "average JCT, s", "worst": "worst ratio to VTC"})
-LATER = {f"later_{size}": f"{size}: later than under VTC" for size in ("small", "medium", "large")}
 FAIRER = {f"{name}_gain": f"fairer by: {words[0]}" for name, words in tables.MEASURES.items()}
 ENDS = {
     "elephant_s": ("JCT of the summary, s", 1.0),
@@ -313,7 +299,6 @@ STUDY = Study(
             Bars("density", "pool", FAIRER, finish=_zero),
             claims.fairness,
         ),
-        figure("who", WHO, delayed, tables.WHO, Bars("policy", "pool", LATER)),
         figure(
             "table2",
             table2_points,
@@ -338,7 +323,6 @@ STUDY = Study(
             ),
             claims.table3,
         ),
-        CAUSES,
         figure(
             "together",
             jct(

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.study.runs import perturbed
 from twinserve.policies.justitia.clock import fluid_finish_times
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.policies.registry import parse_policy
@@ -23,7 +22,6 @@ from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Simulation, run_policy, run_simulation
 from twinserve.traces.apps.classes import CLASSES, Sample, training_samples
 from twinserve.traces.apps.generate import applications, load
-from twinserve.traces.transform import scale_rate
 from twinserve.traces.workload import Workload
 
 LLAMA_7B, LLAMA_13B = "llama-7b@a100-pcie-40g", "llama-13b@v100-16g:tp4"
@@ -48,18 +46,6 @@ def resized(factors: Mapping[str, float]):
     return reshape
 
 
-SHAPES = {
-    # the same requests one after another, and all at once
-    "narrow": lambda sample: tuple((request,) for request in sample.requests),
-    "wide": lambda sample: (tuple(sample.requests),),
-}
-
-
-def shaped(shape: str):
-    """A reshaping: one of `SHAPES`."""
-    return lambda sample: Sample(sample.kind, sample.text, SHAPES[shape](sample))
-
-
 def inputs_of(
     workload: Workload, policies: Sequence[str], seed: int, profile: str, settings: Mapping
 ) -> Inputs:
@@ -77,7 +63,7 @@ def inputs_of(
     )
 
 
-# -- Fig. 8, 9, 10, 12, Table II, causes -----------------------------------------------------------
+# -- Fig. 8, 9, 10, 12, Table II ------------------------------------------------------------------
 def compare(
     policies: Sequence[str],
     seed: int,
@@ -85,29 +71,22 @@ def compare(
     profile: str = LLAMA_7B,
     fair: str = "vtc",
     sizes: Mapping[str, float] | None = None,
-    shape: str | None = None,
-    rate_scale: float = 1.0,
     count: int = 300,
     offline: bool = False,
-    off: Sequence | None = None,
     **settings,
 ) -> list[dict]:
     """Every policy over one application workload; a row each.
 
-    sizes, shape  see `resized` and `SHAPES`; settings  of the run: num_blocks, max_num_seqs, ..
-    off           part and factor: a part of the profile that is larger, see `perturbed`
+    sizes  see `resized`; settings  of the run: num_blocks, max_num_seqs, ..
     Columns: mean_s, p90_s, worst_s (JCT); late_s, from the last arrival to the last end; load, the
     demand over memory x window at the engine's mean iteration; not_delayed (share) and worst, of
     the ratios JCT / JCT under `fair`, whose quantiles are ratio_0 .. ratio_100; late_gps_s, the
     most that an application ends after its end in GPS, and within_gps, the share of those that do
     not (`fluid_ends`); replica, whether arrivals are those of the embedded replica.
     """
-    reshape = shaped(shape) if shape is not None else None if sizes is None else resized(sizes)
+    reshape = None if sizes is None else resized(sizes)
     workload = load(trace, seed=seed, count=count, offline=offline, reshape=reshape)
-    if rate_scale != 1.0:
-        workload = scale_rate(workload, rate_scale)
     inputs = inputs_of(workload, policies, seed, profile, settings)
-    inputs = inputs if off is None else perturbed(inputs, *off)
     cost = sum(map(kv_token_time, workload.prompt_tokens.tolist(), workload.output_tokens.tolist()))
     found = []
     for policy, (rows, jobs) in applications_of(inputs, fair).items():
@@ -148,27 +127,6 @@ def applications_of(inputs: Inputs, fair: str) -> dict[str, tuple[RunRows, pd.Da
         behind_s = jobs.end_s - fluid[names.get_indexer(jobs.index)]
         ratios = fair_ratio(rows, done[fair])
         found[policy] = rows, jobs.assign(fair_ratio=ratios.fair_ratio, behind_s=behind_s)
-    return found
-
-
-def delayed(policies: Sequence[str], seed: int, trace: str, count: int, offline: bool, **settings):
-    """A row for each of two policies; the last of three is VTC. For each size of application:
-    later_SIZE, the share that ends later than under VTC; ratio_SIZE, the mean completion over
-    VTC's; behind_SIZE, the most that one ends after GPS (s)."""
-    workload = load(trace, seed=seed, count=count, offline=offline)
-    inputs = inputs_of(workload, policies, seed, LLAMA_7B, settings)
-    sizes = {
-        workload.group_names[group]: SIZE_OF[info.kind]
-        for group, info in workload.applications.items()
-    }
-    found = []
-    for policy, (_, jobs) in list(applications_of(inputs, policies[-1]).items())[:-1]:
-        row: dict = {"policy": plain(policy)}
-        for size, part in jobs.groupby(jobs.index.map(sizes)):
-            row[f"later_{size}"] = float((part.fair_ratio > 1).mean())
-            row[f"ratio_{size}"] = float(part.fair_ratio.mean())
-            row[f"behind_{size}"] = float(part.behind_s.max())
-        found.append(row)
     return found
 
 

@@ -154,19 +154,6 @@ def fairness(points: pd.DataFrame) -> pd.DataFrame:
     return FAIRNESS(points).sort_values("pool", key=lambda one: one.map(order), kind="stable")
 
 
-# Which applications are later than under VTC. NAME_more: of Justitia above SRJF in the same seed.
-OF_SIZES = [
-    f"{what}_{size}"
-    for what in ("later", "ratio", "behind")
-    for size in ("small", "medium", "large")
-]
-WHO = Table(
-    ("pool", "policy"),
-    OF_SIZES,
-    {f"{name}_more": (name, "difference") for name in OF_SIZES},
-    {"policy": OTHER},
-    ("pool",),
-)
 # Table III. over_least: how often as long a decision takes as at the lowest rate, in the same seed
 # and with the same queue.
 DECISIONS = Table(

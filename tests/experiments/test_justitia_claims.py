@@ -3,13 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure as Canvas
 
-from twinserve.experiments.justitia import causes, claims, tables
+from twinserve.experiments.justitia import claims, tables
 from twinserve.experiments.justitia.claims import QUEUES, RIVALS, judge_close, judge_up_to
-from twinserve.experiments.justitia.main import STUDY
 from twinserve.experiments.justitia.runs import fair_end
-from twinserve.experiments.justitia.tables import COMPLETION, MEASURES, RATIOS
+from twinserve.experiments.justitia.tables import COMPLETION, MEASURES
 from twinserve.policies.parts.predictors import kv_token_time
 from twinserve.traces.apps.generate import applications
 
@@ -232,60 +230,6 @@ def test_decisions_that_are_much_faster_or_do_not_grow_differ():
     )
     assert claims_of((12.0, 1.0), (10.0, 1.0)) == ["differs"] * 6 + ["agrees"] * 2
     assert claims_of((0.8, 0.05), (3.0, 1.0))[::5] == ["agrees", "agrees"]
-
-
-def test_a_variant_is_judged_by_all_of_its_parts():
-    def verdict_of(vs_vtc, vs_parrot, compute):
-        common = {"group": "sizes", "change": "small ones larger"}
-        ours = common | {
-            "policy": "justitia",
-            "vs_vtc": vs_vtc,
-            "vs_parrot": vs_parrot,
-            "vs_justitia": (0.0, 0.0),
-        }
-        other = common | {
-            "policy": "justitia:cost=compute",
-            "vs_vtc": vs_vtc,
-            "vs_parrot": vs_parrot,
-            "vs_justitia": compute,
-        }
-        return verdicts(causes.claims(rows(ours, other)))
-
-    near = (-57.0, 3.0), (-61.0, 3.0)
-    assert verdict_of(*near, (42.0, 5.0)) == ["agrees"]
-    assert verdict_of(*near, (-12.0, 2.1)) == verdict_of(*near, (488.0, 129.0)) == ["differs"]
-    assert verdict_of((-0.2, 0.7), (-0.1, 0.4), (0.0, 0.1)) == ["no effect"]
-    assert verdict_of(near[0], (12.0, 3.0), (42.0, 5.0)) == ["differs"]
-    nothing = (np.nan, np.nan)
-    assert verdict_of(nothing, nothing, (188.0, 164.0)) == ["direction only"]
-
-
-def test_variants_read_back_from_files_say_the_same(tmp_path):
-    """The base has no group, and an empty field of a file is nan."""
-
-    def read_back(frame: pd.DataFrame) -> pd.DataFrame:
-        frame.to_csv(tmp_path / "frame.csv", index=False)
-        return pd.read_csv(tmp_path / "frame.csv")
-
-    values = ["p90_s", "late_s", "load", "not_delayed", "worst", *RATIOS]
-    points = pd.DataFrame(
-        {"group": group, "change": change, "seed": seed, "policy": policy}
-        | dict.fromkeys(values, 1.0)
-        | {"mean_s": mean_s * (1 + seed / 10) ** i}
-        for group, change in (("", causes.BASE), ("pool", "459 blocks (Fig. 3)"))
-        for seed in (0, 1)
-        for i, (policy, mean_s) in enumerate(
-            zip(causes.POLICIES, (5.0, 6.0, 9.0, 20.0, 5.5), strict=True)
-        )
-    )
-    table = causes.table(points)
-    said = causes.claims(table)
-    assert len(said) == 2 and all("nan" not in claim.ours for claim in said)
-    assert said[0].what.startswith(f"2x, {causes.BASE}") and "against VTC" in said[0].what
-    assert causes.claims(read_back(table)) == said
-    assert causes.claims(causes.table(read_back(points))) == said
-    (figure,) = STUDY.chosen(["causes"])
-    figure.plot(Canvas(), read_back(table), points)
 
 
 def test_up_to_and_very_close():
