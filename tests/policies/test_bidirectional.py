@@ -186,69 +186,6 @@ def test_two_owners_of_a_full_block_cannot_both_run_without_another_block():
     assert board.missing_tokens("a") == 1
 
 
-def test_a_sharer_in_conflict_is_restored_elsewhere_and_only_missing_slots_move():
-    board = Board(blocks=3)
-    assert board.admit("A", 2) and board.admit("B", 4) and board.admit("C", 1)
-    board.step()
-    assert board.admit("a", 5)
-    board.shows(
-        """
-        0 | A1 A2 a5 a4 |
-        1 | B1 B2 B3 B4 |
-        2 | C1 a3 a2 a1 |
-        """
-    )
-    board.step()
-    assert board.grow("A", 3)
-    assert board.moves() == ["a to host 1: 0[2:3]"]
-    board.step()
-    board.free("B")
-    assert board.grow("A", 3) and board.grow("a", 5)
-    board.shows(
-        """
-        0 | A1 A2 A3 . |
-        1 | . . a5 a4 |
-        2 | C1 a3 a2 a1 |
-        """
-    )
-    assert board.moves() == ["a to device 1: 1[2:3]"]
-    (copied,) = board.ledger.relocations()
-    assert (copied.source, copied.source_slots, copied.target, copied.target_slots) == (
-        0,
-        (3, 4),
-        1,
-        (3, 4),
-    )
-
-
-def test_real_time_growth_is_refused_beside_a_running_peer_that_has_no_other_place():
-    board = fig8()
-    assert board.grow("a", 3)
-    before = board.ledger.render()
-    assert not board.grow("B", 8)  # B's own blocks are no place for a3, and A's has a in it
-    assert board.ledger.render() == before and board.moves() == []
-    assert board.grow("B", 7)
-
-
-def test_real_time_growth_moves_a_running_peer_to_an_empty_block():
-    board = Board(blocks=3)
-    assert board.admit("A", 4) and board.admit("B", 3) and board.admit("C", 4)
-    board.step()
-    assert board.admit("a", 1)
-    board.step()
-    board.free("C")
-    assert board.grow("a", 1) and board.grow("B", 4)
-    board.shows(
-        """
-        0 | A1 A2 A3 A4 |
-        1 | B1 B2 B3 B4 |
-        2 | . . . a1 |
-        """
-    )
-    assert board.moves() == []
-    assert len(board.ledger.relocations()) == 1
-
-
 def test_best_effort_takes_idle_real_time_slots_only_when_no_free_slot_is_left():
     board = Board(blocks=2)
     assert board.admit("A", 3) and board.admit("B", 4)
@@ -280,39 +217,6 @@ def test_best_effort_prefers_empty_blocks_then_the_emptiest_shared_one():
         3 | a4 a3 a2 a1 |
         """
     )
-
-
-def test_swap_out_copies_only_what_the_host_lacks_and_swap_in_brings_all_back():
-    board = overwritten()
-    board.moves()
-    assert not board.swap_out("B")  # runs in this step
-    board.step()
-    assert board.swap_out("a")
-    assert board.moves() == ["a to host 2: 0[2:4]"]
-    board.shows(
-        """
-        0 | A1 A2 . . |
-        1 | B1 B2 B3 B4 |
-        2 | B5 B6 B7 B8 |
-        """
-    )
-    assert (board.held_blocks("a"), board.missing_tokens("a"), board.missing_blocks("a")) == (
-        0,
-        3,
-        1,
-    )
-    assert board.ledger.usage().host_tokens == 3
-    board.step()
-    board.free("B")
-    assert board.swap_in("a")
-    board.shows(
-        """
-        0 | A1 A2 . . |
-        1 | . a3 a2 a1 |
-        2 | . . . . |
-        """
-    )
-    assert board.moves() == ["a to device 3: 1[1:4]"]
 
 
 def test_a_finished_row_leaves_its_peer_what_it_has():

@@ -9,32 +9,6 @@ from tests.policies.test_bidirectional import Board, fig8, overwritten
 from twinserve.policies.kv.base import LedgerError
 
 
-def test_a_full_host_refuses_what_needs_a_checkpoint_and_changes_nothing():
-    board = Board(blocks=1, host_blocks=0)
-    assert board.admit("a", 2)
-    board.step()
-    assert not board.admit("A", 3) and not board.swap_out("a")
-    board.shows("0 | . . a2 a1 |")
-    assert board.moves() == []
-    assert board.admit("A", 2)
-
-
-def test_copies_of_resident_slots_make_room_on_a_full_host():
-    board = Board(blocks=2, host_blocks=1, size=2)
-    assert board.admit("a", 2) and board.admit("b", 2)
-    board.step()
-    assert board.admit("A", 2)
-    board.step()
-    board.free("A")
-    assert board.grow("a", 2)
-    assert board.ledger.usage().host_tokens == 2  # a is on both sides
-    board.step()
-    assert board.swap_out("b")
-    assert board.moves() == ["b to host 2: 1[0:2]"]
-    assert board.ledger.usage().host_tokens == 2  # a's copies were given up for b's
-    assert not board.swap_out("a")  # b cannot do without its own
-
-
 def test_the_lowest_row_gives_up_its_spare_copies_first():
     board = Board(blocks=3, host_blocks=2, size=2)
     assert board.admit("a", 2) and board.admit("b", 2) and board.admit("c", 2)
@@ -72,27 +46,6 @@ def test_copies_of_what_the_device_has_lost_make_no_room():
     assert board.moves() == ["a to device 2: 0[0:2]"]
 
 
-def test_a_part_moves_beside_a_running_real_time_row_if_it_just_fits():
-    board = Board(blocks=2)
-    assert board.admit("A", 3) and board.admit("B", 3)
-    board.step()
-    assert board.admit("a", 1)
-    board.step()
-    assert board.grow("B", 3) and board.grow("a", 1) and board.grow("A", 4)
-    board.shows(
-        """
-        0 | A1 A2 A3 A4 |
-        1 | B1 B2 B3 a1 |
-        """
-    )
-    assert board.moves() == []
-    board.withdraw("a")  # copied within the device in this step: it stays protected
-    assert not board.grow("B", 4)
-    board.step()
-    assert board.grow("B", 4)
-    assert board.moves() == ["a to host 1: 1[3:4]"]
-
-
 def test_a_block_beside_a_row_that_runs_is_no_relief():
     """Dropping A would leave its block to a, and B no room as long as a runs."""
     board = Board(blocks=1)
@@ -128,16 +81,6 @@ def test_a_withdrawn_grant_gives_back_its_slots_and_stays_until_its_data_has_lan
     assert not board.grow("B", 8)  # a3 is on its way to the device
     board.step()
     assert board.grow("B", 8)
-
-
-def test_keep_free_and_reserve():
-    board = Board(blocks=3)
-    assert not board.admit("a", 8, keep_free=2)
-    assert not board.admit("a", 4, reserve_tokens=13)
-    assert board.admit("a", 4, keep_free=2, reserve_tokens=4)
-    assert not board.admit("A", 4, reserve_tokens=9)  # a runs, so its block cannot be entered
-    board.step()
-    assert board.admit("A", 4, reserve_tokens=12)
 
 
 def test_long_moves_are_one_per_row_and_direction():

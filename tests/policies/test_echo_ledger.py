@@ -11,7 +11,6 @@ from tests.policies import test_paged_ledger
 from tests.policies.paged_reference import PagedReference
 from tests.policies.test_paged_ledger import SIZE, TEXTS, World
 from twinserve.policies.kv.base import LedgerError
-from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.kv.task_aware.eviction import CountedPool
 from twinserve.policies.kv.task_aware.ledger import CountedLedger, TaskAwareLedger
 from twinserve.policies.requests import RequestTable
@@ -119,15 +118,6 @@ def test_memory_for_a_new_request_takes_them_in_that_order(blocks, gone, lost):
     assert before - desk.cached() == gone
 
 
-def test_plain_lru_beside_it_evicts_what_is_wanted():
-    """`paged-rc` knows the counts and does not use them: A, wanted twice, was used longest ago."""
-    desk = filled(CountedLedger)
-    before = desk.cached()
-    assert desk.ledger.lost_tokens(4 * 3) == 4 * 2  # A1, A0, then B1
-    desk.run(desk.submit("Z3", ON))
-    assert before - desk.cached() == {"A0", "A1", "B1"}
-
-
 def test_a_count_falls_as_requests_end_and_moves_the_block():
     desk = Desk()
     rows = [desk.submit("A2", OFF) for _ in range(3)]
@@ -140,23 +130,6 @@ def test_a_count_falls_as_requests_end_and_moves_the_block():
     assert desk.order() == [("A1", 1.0), ("A0", 1.0)]
     desk.end(rows[2])  # withdrawn without having run
     assert desk.order() == [("A1", 0.0), ("A0", 0.0)]
-
-
-def test_blocks_that_changed_priority_keep_their_place_by_last_use():
-    """A1, C0, A0 were released in this order. A0 and A1 gain a user and lose it again, both at
-    once: C0 is still second."""
-    desk = Desk(blocks=3)
-    short, other, long = desk.submit("A1", OFF), desk.submit("C1", OFF), desk.submit("A2", OFF)
-    for row in (short, other, long):
-        desk.run(row)
-    for row in (long, other, short):
-        desk.end(row)
-    desk.end(desk.submit("A2", OFF))
-    assert [name for name, _ in desk.order()] == ["A1", "C0", "A0"]
-    for gone in ("A1", "C0"):
-        before = desk.cached()
-        desk.ledger.admit(desk.submit("Z1", ON), 1)
-        assert before - desk.cached() == {gone}
 
 
 def test_a_preempted_request_still_wants_its_own_text():
@@ -193,18 +166,6 @@ def test_a_preempted_request_wants_its_text_whether_or_not_it_had_a_name(prefix)
     assert [priority for _, priority in desk.order()] == [0.0, 0.0] and not desk.ledger.lost_tokens(
         48
     )
-
-
-def test_an_offline_request_on_online_text_and_the_reverse():
-    desk = Desk()
-    online, offline = desk.submit("A1", ON), desk.submit("A1", OFF)
-    desk.run(online)
-    desk.run(offline)
-    desk.end(online)
-    desk.end(offline)  # both have used it: it may be an online request that comes back
-    assert desk.order() == [("A0", 0.5)]
-    desk.submit("A1", OFF)
-    assert desk.order() == [("A0", 1.0)]
 
 
 def test_the_auditor_sees_a_wrong_count():
@@ -321,37 +282,6 @@ def test_long_walks_agree_with_the_reference(monkeypatch, kind, seed):
     host, cached = rng.choice((0, 5, 20)), rng.random() < 0.9
     world = TaskAwareWorld(rng.choice, rng.randint(3, 24), host, cached, kind)
     test_paged_ledger.walk(world, rng)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_with_lru_it_is_the_paged_ledger(seed):
-    """Same hits, same memory, same blocks as `paged` under the same calls."""
-    rng = random.Random(seed)
-    worlds = []
-    for kind in (PagedLedger, CountedLedger):
-        table = RequestTable()
-        worlds.append((table, kind(table, 16, 4, shared_contents=40)))
-    held: list[int] = []
-    for _ in range(400):
-        if held and rng.random() < 0.5:
-            row = held.pop(rng.randrange(len(held)))
-            for _, ledger in worlds:
-                ledger.free(row)
-            continue
-        n, start, service_class = rng.randint(1, 6), 10 * rng.randrange(4), rng.randrange(2)
-        admitted = []
-        for table, ledger in worlds:
-            row = table.submit(
-                "", start + np.arange(n), prompt_tokens=4 * n + 1, service_class=service_class
-            )
-            ledger.begin_step()
-            hit = ledger.hit_tokens(row)
-            admitted.append((hit, ledger.admit(row, 4 * n, hit)))
-        assert admitted[0] == admitted[1]
-        if admitted[0][1]:
-            held.append(row)
-            assert np.array_equal(*(ledger.blocks_of(row) for _, ledger in worlds))
-        assert worlds[0][1].pool.evicted == worlds[1][1].pool.evicted
 
 
 @pytest.mark.slow

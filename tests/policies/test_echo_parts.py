@@ -292,21 +292,6 @@ def test_a_leader_that_leaves_makes_way(leaves):
         assert desk.pool.best(desk.ledger) == [(first, 0)]
 
 
-def test_who_was_preempted_finds_what_is_computed_from_then_on():
-    """Two ask the same, side by side."""
-    desk = PoolDesk()
-    one, other = desk.submit(tuple("AAAA")), desk.submit(tuple("AAAA"))
-    for row in (one, other):
-        assert desk.compute(row, 1)
-        desk.pool.take(row, leads=False)
-    desk.go_on(one, 1)
-    desk.ledger.drop(other)
-    desk.pool.put_back(other)
-    assert desk.pool.best(desk.ledger) == [(other, 8)]
-    desk.go_on(one, 1)
-    assert desk.pool.best(desk.ledger) == [(other, 12)]
-
-
 @examples(20)
 @given(seed=st.integers(0, 2**32), buckets=st.booleans())
 def test_the_pool_finds_what_a_search_of_all_requests_finds(seed, buckets):

@@ -1,7 +1,6 @@
 """The shared `fill`: seats, tokens and memory in a given order. Blocks of four tokens."""
 
 import numpy as np
-import pytest
 
 from tests.policies.policy_runs import ledger_of
 from twinserve.policies.base import SystemView
@@ -43,43 +42,11 @@ def test_nobody_to_serve():
     assert not Bench(4).fill([], ready=[3])
 
 
-def test_rows_run_in_the_given_order_whether_they_hold_memory_or_not():
-    bench = Bench(10)
-    rows = [bench.add(4, 4, 1), bench.add(6), bench.add(4, 4, 1), bench.add(3)]
-    plan = bench.fill(rows[::-1])
-    assert list(granted(plan).items()) == [(3, 3), (2, 1), (1, 6), (0, 1)]
-    assert plan.admitted == [(3, 0), (1, 0)]
-
-
-@pytest.mark.parametrize("seats", [0, 1, 2, 3])
-def test_seats(seats):
-    bench = Bench(10)
-    rows = [bench.add(4, 4, 1), bench.add(4), bench.add(4, 4, 1)]
-    assert list(granted(bench.fill(rows, seats=seats))) == rows[:seats]
-
-
-@pytest.mark.parametrize(
-    "budget, expected", [(1, [0]), (2, [0, 1]), (6, [0, 1]), (7, [0, 1, 2]), (8, [0, 1, 2, 3])]
-)
-def test_the_token_budget_ends_the_batch(budget, expected):
-    bench = Bench(10)
-    rows = [bench.add(4, 4, 1), bench.add(4, 4, 1), bench.add(5), bench.add(4, 4, 1)]
-    assert list(granted(bench.fill(rows, token_budget=budget))) == expected
-
-
 def test_the_first_row_may_exceed_the_token_budget():
     for computed in (0, 2):
         bench = Bench(10)
         rows = [bench.add(9, computed), bench.add(1)]
         assert granted(bench.fill(rows, token_budget=4)) == {0: 9 - computed}
-
-
-def test_a_row_takes_the_memory_of_those_behind_it_the_last_first():
-    bench = Bench(6)
-    rows = [bench.add(8, 8, 1), bench.add(8, 8, 1), bench.add(8, 8, 1)]
-    plan = bench.fill([rows[1], rows[2], rows[0]])
-    assert granted(plan) == {1: 1, 2: 1}
-    assert [row for row, _ in plan.preempted] == [0]
 
 
 def test_nobody_loses_memory_for_nothing():

@@ -102,27 +102,6 @@ def test_text_that_only_one_row_knows_is_no_event():
     assert desk.admit(desk.submit(more=32)) and desk.notes.take() == [-5]
 
 
-def test_a_swapped_text_stays_until_its_blocks_are_used():
-    desk = Desk(blocks=4, host=4)
-    row = desk.submit(0, 1)
-    assert desk.admit(row) and desk.notes.take() == [1, 2]
-    assert desk.ledger.swap_out(row) and desk.notes.take() == []
-    other = desk.submit(more=14)
-    assert desk.admit(other) and desk.notes.take() == [-1, -2]
-    desk.ledger.free(other)
-    assert desk.ledger.swap_in(row) and desk.notes.take() == [1, 2]
-
-
-def test_a_run_of_steps_fills_blocks_that_others_find():
-    """A prompt in pieces, then steps that are taken at once."""
-    desk = Desk(blocks=8)
-    row = desk.submit(0, 1, 2)
-    assert desk.ledger.admit(row, 6) and desk.notes.take() == [1]
-    desk.table.computed_tokens[row] = 6
-    desk.ledger.extend(np.array([row]), 6)
-    assert desk.notes.take() == [2, 3]
-
-
 def test_a_token_in_flight_names_no_block():
     """Asynchronous scheduling: blocks are stored when their text is known."""
     desk = Desk(blocks=8)
@@ -154,20 +133,6 @@ def test_what_is_rolled_back_is_never_heard():
     assert desk.notes.take() == [-1, -2, 3, 4]
 
 
-def test_of_tries_in_a_try_only_what_stays_is_heard_in_the_end():
-    desk = Desk(blocks=12)
-    rows = [desk.submit(i) for i in range(4)]
-    outer = desk.ledger.mark()
-    for row, keep in zip(rows[:3], (True, False, True), strict=True):
-        inner = desk.ledger.mark()
-        assert desk.admit(row)
-        desk.ledger.commit(inner) if keep else desk.ledger.rollback(inner)
-        assert desk.notes.take() == []
-    desk.ledger.commit(outer)
-    assert desk.notes.take() == [1, 3]
-    assert desk.admit(rows[3]) and desk.notes.take() == [4]
-
-
 def test_who_comes_late_hears_what_is_there():
     desk = Desk(blocks=8)
     assert desk.admit(desk.submit(3, 5)) and desk.notes.take() == [4, 6]
@@ -179,18 +144,6 @@ def test_who_comes_late_hears_what_is_there():
     with pytest.raises(LedgerError, match="add it between steps"):
         desk.ledger.subscribe(Notes())
     desk.ledger.rollback(mark)
-
-
-def test_one_who_comes_after_many_steps_hears_what_is_there():
-    desk = Desk(blocks=4)
-    for content in range(6):
-        row = desk.submit(content)
-        assert desk.admit(row)
-        desk.ledger.free(row)
-    late = Notes()
-    desk.ledger.subscribe(late)
-    heard = desk.notes.take()
-    assert -1 in heard and late.take() == [n for n in heard if n > 0 and -n not in heard]
 
 
 @pytest.mark.parametrize("caching", [False, True])

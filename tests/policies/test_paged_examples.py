@@ -5,7 +5,6 @@ import pytest
 
 from twinserve.policies.kv.base import LedgerError
 from twinserve.policies.kv.paged.ledger import PagedLedger
-from twinserve.policies.plan import DEVICE, HOST
 from twinserve.policies.requests import RequestTable
 
 SIZE = 4
@@ -75,17 +74,6 @@ def test_cached_blocks_are_evicted_least_recently_freed_and_tail_first():
     assert (shelf.hit("cd again"), shelf.hit("ab again")) == (4, 8)
 
 
-def test_shared_blocks_count_once_and_stay_while_anyone_uses_them():
-    shelf = Shelf(5)
-    for name in ("one", "two"):
-        shelf.submit(name, "ab", extra=1)
-        assert shelf.admit(name)
-    assert shelf.ledger.free_blocks == 1  # a and b once, a block each for the last token
-    shelf.free("one")
-    shelf.submit("three", "ab", extra=1)
-    assert shelf.hit("three") == 8 and shelf.ledger.usage().cached == 0
-
-
 def test_hits_that_nobody_uses_are_no_free_memory_any_more():
     shelf = Shelf(4)
     shelf.submit("one", "abc")
@@ -94,14 +82,6 @@ def test_hits_that_nobody_uses_are_no_free_memory_any_more():
     shelf.submit("two", "abc", extra=8)  # three hits and two more: five of four
     assert shelf.hit("two") == 12 and not shelf.admit("two")
     assert shelf.ledger.free_blocks == 4
-
-
-def test_what_an_admission_leaves_free_and_what_it_must_fit():
-    shelf = Shelf(4, caching=False)
-    shelf.submit("one", "ab")
-    assert not shelf.admit("one", keep_free=3)
-    assert not shelf.admit("one", reserve_tokens=17)
-    assert shelf.admit("one", keep_free=2, reserve_tokens=8)
 
 
 def test_a_dropped_row_finds_what_it_had_generated():
@@ -113,33 +93,6 @@ def test_a_dropped_row_finds_what_it_had_generated():
     shelf.ledger.drop(row)
     assert shelf.hit("one") == 8  # a prompt block and a generated one of its nine tokens
     shelf.free("one")
-
-
-def test_a_block_used_by_both_classes_is_real_time():
-    shelf = Shelf(8)
-    shelf.submit("best effort", "ab", extra=1, service_class=1)
-    shelf.admit("best effort")
-    usage = shelf.ledger.usage()
-    assert (usage.real_time, usage.best_effort) == (0, 3)
-    shelf.submit("real time", "ab", extra=1)
-    shelf.admit("real time")
-    usage = shelf.ledger.usage()
-    assert (usage.real_time, usage.best_effort, usage.free) == (3, 1, 4)
-
-
-def test_swapping_needs_room_on_both_sides():
-    shelf = Shelf(3, host=1, caching=False)
-    row, other = shelf.submit("one", "ab"), shelf.submit("two", "a")
-    shelf.admit("one")
-    shelf.admit("two")
-    assert not shelf.ledger.swap_out(row) and shelf.ledger.swap_out(other)
-    shelf.submit("three", "a")
-    assert shelf.admit("three")
-    assert not shelf.ledger.swap_in(other) and shelf.ledger.missing_tokens(other) == 4
-    shelf.free("three")
-    assert not shelf.ledger.swap_in(other, keep_free=1) and shelf.ledger.swap_in(other)
-    kinds = [(m.row, m.target, m.tokens) for m in shelf.ledger.take_moves()]
-    assert kinds == [(other, HOST, 4), (other, DEVICE, 4)]
 
 
 def test_misuse_is_told():

@@ -14,11 +14,6 @@ def test_the_requests_of_an_application_are_not_interleaved_with_the_next_ones()
     assert run("vllm", [0.0, 1.0], samples, 1)[0] == [10.0, 8.0]
 
 
-def test_an_application_that_came_first_holds_up_all_others():
-    samples = [app([[(1, 3)] * 5]), app([[(1, 1)]])]
-    assert run("parrot", [0.0, 0.0], samples, 1)[0] == [15.0, 16.0]
-
-
 def test_requests_of_no_application_queue_by_arrival():
     desk = Desk("parrot", 20, limits=EngineLimits(max_num_seqs=1, max_model_len=64))
     desk.submit("x", 4, 1)
@@ -29,17 +24,6 @@ def test_requests_of_no_application_queue_by_arrival():
     desk.submit("a1", 4, 1, group=8)
     desk.submit("s1", 4, 1, group=7)
     assert [list(s)[0] for s in desk.scheduled(6)] == ["x", "s0", "a0", "a1", "y", "s1"]
-
-
-def test_who_lost_its_memory_comes_before_who_waits():
-    desk = Desk("parrot:preemption_mode=recompute,watermark=0", 4)
-    for name in "abc":
-        desk.submit(name, 7, 3)
-    first = desk.scheduled(3)
-    assert first[:2] == [{"a": 7, "b": 7}, {"a": 1, "b": 1}]
-    assert first[2] == {"a": 1} and desk.preempted() == [("b", "recompute")]
-    assert list(desk.step().scheduled) == ["b"]
-    assert list(desk.step().scheduled) == ["c"]
 
 
 def test_prompts_are_computed_in_parts_unless_told_otherwise():

@@ -33,33 +33,6 @@ def test_a_new_request_waits_since_its_arrival():
     assert desk.step().scheduled == {"b": 1}
 
 
-def test_the_first_to_exceed_the_token_budget_ends_the_batch():
-    requests = (("a", 8, 9), ("b", 8, 9), ("c", 1, 9))
-    desk = desk_with("preemptive-wait", 20, *requests, tokens=10)
-    assert desk.step().scheduled == {"a": 8}  # c would fit, but b waits as long
-    assert desk.step().scheduled == {"b": 8, "c": 1, "a": 1}
-
-
-def test_a_prompt_beyond_the_budget_runs_alone():
-    desk = desk_with("preemptive-wait", 20, ("a", 12, 9), ("b", 1, 9), tokens=10)
-    assert desk.scheduled(2) == [{"a": 12}, {"b": 1, "a": 1}]
-
-
-def test_who_waited_least_gives_way_and_then_takes_its_memory_back():
-    desk = desk_with("preemptive-wait", 4, ("a", 8, 9), ("b", 8, 9))
-    assert desk.step().scheduled == {"a": 8, "b": 8}
-    desk.submit("c", 4, 9, arrival_s=0.5)
-    # c waits longest. Of a and b, who wait for nothing, b came later: its two blocks go to c and a.
-    assert desk.step().scheduled == {"c": 4, "a": 1}
-    assert desk.preempted() == [("b", "recompute")]
-    # Now b waits longest, and needs three blocks for nine tokens.
-    assert desk.step().scheduled == {"b": 9}
-    assert desk.preempted() == [("c", "recompute"), ("a", "recompute")]
-    # a and c wait since the same moment; a's ten tokens take three blocks, c's do not fit then.
-    assert desk.step().scheduled == {"a": 10}
-    assert desk.preempted() == [("b", "recompute")]
-
-
 def test_swapping_instead():
     desk = desk_with("preemptive-wait:preemption_mode=swap", 4, ("a", 8, 9), ("b", 8, 9), host=8)
     desk.step()

@@ -27,39 +27,6 @@ def test_applications_go_by_the_cost_that_is_left():
     assert ends == [12.0, 3.0, 14.0]
 
 
-def test_what_was_predicted_too_low_is_never_negative():
-    samples = [app([[(1, 3)] * 3]), app([[(1, 1)]])]
-    left = {}
-
-    def watched(core):
-        policy = core.policy
-        ends = policy.ends
-
-        def recorded(row, number, cost):
-            ends(row, number, cost)
-            left[number] = policy.remaining[number]
-
-        policy.ends = recorded
-
-    run("srjf", [0.0, 0.0], samples, 1, demands=[5, 4], watched=watched)
-    assert left == {0: 0, 1: 2}  # the request of 1 + 1 tokens took 2
-
-
-@pytest.mark.parametrize("policy", ["srjf", "vllm-sjf"])
-def test_of_equals_the_one_that_came_last_gives_way(policy):
-    desk = Desk(f"{policy}:preemption_mode=recompute,watermark=0", 4)
-    for name in "ab":
-        desk.submit(name, 7, 4)
-    assert desk.scheduled(3)[-1] == {"a": 1} and desk.preempted() == [("b", "recompute")]
-
-
-def test_requests_of_unknown_length_are_taken_as_they_come():
-    desk = Desk("vllm-sjf:error=0", 20)
-    for name in "abc":
-        desk.submit(name, 4, 3)
-    assert list(desk.step().scheduled) == ["a", "b", "c"]
-
-
 def test_predictions_follow_what_has_ended():
     desk = Desk("vllm-sjf:error=0", 20)
     desk.submit("a", 4, 2)

@@ -121,15 +121,6 @@ def test_first_come_first_served_has_no_such_bound():
     assert gaps["vtc"] <= 2 * 2 * 10 < 400 < gaps["vllm"]
 
 
-def test_a_client_with_little_to_do_is_not_starved_by_one_with_much():
-    desk = Desk("vtc", 100, limits=ONE_SEAT)
-    for i in range(50):
-        desk.submit(f"a{i}", 4, 4, group=0)
-    desk.scheduled(8)
-    desk.submit("b", 4, 4, group=1)
-    assert any("b" in s for s in desk.scheduled(10))
-
-
 def test_the_last_one_admitted_gives_way():
     desk = Desk("vtc:watermark=0", 4, host=8)
     for name, group in (("a", 0), ("b", 1)):
