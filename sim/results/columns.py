@@ -62,6 +62,10 @@ class Columns:
         """Return these rows: positions, or bool[n]."""
         return Columns({name: column[rows] for name, column in self._columns.items()})
 
+    def part(self, begin: int, end: int) -> Columns:
+        """Return these rows, as views."""
+        return Columns({name: column[begin:end] for name, column in self._columns.items()})
+
     def frame(self) -> pd.DataFrame:
         import pandas as pd
 

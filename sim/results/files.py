@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinserve.errors import worded
 from twinserve.formats import parse_json
 from twinserve.sim.results.checked import SHAPES, Shape, check_rows, check_shape
 from twinserve.sim.results.columns import Columns
@@ -44,8 +43,9 @@ from twinserve.sim.results.folders import (
     try_to_write,
     whole_folder,
 )
-from twinserve.sim.results.schemas import OPTIONAL_TABLES, REQUESTS, TABLES
+from twinserve.sim.results.schemas import OPTIONAL_TABLES, TABLES
 from twinserve.sim.results.steps import FramedGaps, FramedSteps, Gaps, Spread, Steps, is_frame
+from twinserve.sim.results.tables import write_table
 from twinserve.sim.results.versions import (
     RESULTS,
     Stored,
@@ -103,14 +103,15 @@ class RunRows:
     failures: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self._held("requests"), Columns):
+        if not isinstance(self.held("requests"), Columns):
             self.requests = with_ends(self.requests)
 
-    def _held(self, name: str) -> Any:
-        return self.__dict__[f"_{name}"]
+    def held(self, name: str) -> Any:
+        """Return a table as it is now: a frame, Columns, a recorded table, or None."""
+        return self.failures if name == "failures" else self.__dict__[f"_{name}"]
 
     def _columns(self, name: str) -> Columns | None:
-        held = self._held(name)
+        held = self.held(name)
         return held if held is None or isinstance(held, Columns) else Columns.of_frame(held)
 
     @property
@@ -128,18 +129,18 @@ class RunRows:
     @property
     def step_columns(self) -> Steps:
         """Columns of `steps` for metrics; a row for each step is made only on demand."""
-        held = self._held("steps")
+        held = self.held("steps")
         return FramedSteps(held) if is_frame(held) else held
 
     @property
     def gap_pools(self) -> Gaps:
         """Pools of `gaps` for metrics."""
-        held = self._held("gaps")
+        held = self.held("gaps")
         return FramedGaps(held) if is_frame(held) else held
 
     @property
     def never_sent(self) -> int:
-        held = self._held("unsent")
+        held = self.held("unsent")
         return 0 if held is None else len(held)
 
     @property
@@ -178,38 +179,20 @@ def write_run(
     is set. Otherwise, or if the folder cannot be written, raises ResultsError and leaves nothing
     behind.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     out = resolved(out_dir)
     may_replace(out, _FILES, overwrite)
-    # Everything that can be wrong with the content is found before the disk is touched.
-    frames = {name: getattr(result.rows, name) for name in TABLES}
-    if frames["placements"] is None:
-        frames["placements"] = one_stay_each(frames["requests"])
-    if frames["replicas"] is None:
-        frames["replicas"] = up_all_the_time(frames["requests"], made_of(result.config))
-    tables = {
-        name: _table(frames[name], schema, f"{name}.parquet") for name, schema in TABLES.items()
-    }
-    for name, schema in OPTIONAL_TABLES.items():
-        if (frame := getattr(result.rows, name)) is not None:
-            tables[name] = _table(frame, schema, f"{name}.parquet")
-    if result.rows.never_sent:
-        unsent = _table(result.rows.unsent, REQUESTS, "requests.parquet")
-        tables["requests"] = pa.concat_tables([tables["requests"], unsent])
-    tables["steps"] = tables["steps"].replace_schema_metadata(
-        {_KV_TOTAL: str(int(result.rows.kv_total_blocks)).encode()}
-    )
-    texts = {
-        "run.json": dump_json(RESULTS.numbered(result.config), "run.json"),
-        "summary.json": dump_json(result.summary, "summary.json"),
-        "timing.json": dump_json(result.timing, "timing.json"),
-    }
+    rows, texts = result.rows, _texts(result)
     with whole_folder(out) as partial:
-        for name, table in tables.items():
-            path = partial / f"{name}.parquet"
-            pq.write_table(table, path, compression="zstd", compression_level=3)
+        for name, schema in (TABLES | OPTIONAL_TABLES).items():
+            tables = _tables(result, name)
+            metadata = {_KV_TOTAL: str(int(rows.kv_total_blocks)).encode()}
+            if tables:
+                write_table(
+                    partial / f"{name}.parquet",
+                    tables,
+                    schema,
+                    metadata if name == "steps" else None,
+                )
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
         if result.decisions is not None:
@@ -217,8 +200,29 @@ def write_run(
         if timeline:
             from twinserve.sim.results.timeline import write_timeline  # it builds on this module
 
-            write_timeline(partial / "trace.json.gz", result.rows)
+            write_timeline(partial / "trace.json.gz", rows)
     return out
+
+
+def _texts(result: RunResult) -> dict[str, str]:
+    return {
+        "run.json": dump_json(RESULTS.numbered(result.config), "run.json"),
+        "summary.json": dump_json(result.summary, "summary.json"),
+        "timing.json": dump_json(result.timing, "timing.json"),
+    }
+
+
+def _tables(result: RunResult, name: str) -> list[Any]:
+    """Return what a file has, one table behind the other."""
+    rows = result.rows
+    if name == "requests" and rows.never_sent:
+        return [rows.held(name), rows.held("unsent")]
+    found = rows.held(name)
+    if found is None and name == "placements":
+        found = one_stay_each(rows.requests)
+    if found is None and name == "replicas":
+        found = up_all_the_time(rows.requests, made_of(result.config))
+    return [] if found is None else [found]
 
 
 def read_run(run_dir: str | os.PathLike) -> RunResult:
@@ -309,34 +313,6 @@ def printed_runs(summaries: Iterable[tuple[str, Mapping]], **further: Any) -> st
     what is `further` to be said of all."""
     runs = [{"label": label, **summary} for label, summary in summaries]
     return dump_json({"version": PRINTED_VERSION, "runs": runs, **further})
-
-
-def _table(frame: pd.DataFrame, schema: Mapping[str, str], where: str) -> pa.Table:
-    """Put the schema's columns and types first in `frame`; further columns follow unchanged."""
-    import pyarrow as pa
-
-    missing = [name for name in schema if name not in frame]
-    if missing:
-        raise ResultsError(f"{where}: no column {', '.join(missing)}; the rows are incomplete")
-    columns = {}
-    for name in (*schema, *(column for column in frame if column not in schema)):
-        try:
-            # From pandas: a null in a text column becomes a null. NaN stays NaN in float columns.
-            kind = pa.type_for_alias(schema[name]) if name in schema else None
-            values = frame[name]
-            as_float = schema.get(name) == "double"
-            columns[name] = (
-                pa.array(values.to_numpy(np.float64), kind)
-                if as_float
-                else pa.Array.from_pandas(values, type=kind)
-            )
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
-            reason = (str(error).splitlines() or [worded(error)])[0]
-            raise ResultsError(
-                f"{where}: column {name} is not {schema.get(name)}: {reason}"
-            ) from error
-    # pandas' own metadata names its version: it would make the bytes depend on it for nothing.
-    return pa.table(columns)
 
 
 def _read_table(path: Path) -> pa.Table:

@@ -6,9 +6,11 @@ Python objects are packed into arrays every thousand entries, to save memory.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.schemas import OUTCOMES, REQUESTS
-from twinserve.sim.results.steps import GapPool
+from twinserve.sim.results.steps import GapPool, narrow
 
 if TYPE_CHECKING:
     pass
@@ -52,9 +54,10 @@ class StepRecorder:
         # of each macro-step the values in the order of _STEP_COLUMNS, and the ends of its steps
         self._scalars: list[tuple] = []
         self._ends: list[np.ndarray] = []
-        self._packed: list[tuple[np.ndarray, np.ndarray]] = []  # the same of those before
-        self.starts: list[float] = []
-        self.firsts: list[int] = []  # number of its first step
+        # the same of those before: a column of each value, and ends
+        self._packed: list[tuple[list[np.ndarray], np.ndarray]] = []
+        self.starts = array("d")
+        self.firsts = array("q")  # number of its first step
         # macro-step, whose blocks, how many newly taken by step
         self.growth: list[tuple[int, str, np.ndarray]] = []
         # gaps before the first token of an outcome, how many rt and be tokens had each; packed with
@@ -116,8 +119,8 @@ class StepRecorder:
             self.without_step(plan, executed.to_host_bytes, executed.to_device_bytes)
         once, self._pending = self._pending, [0, 0, 0, 0]
         if len(self._ends) == 2 * _PACK:
-            first = np.array(self._scalars[:_PACK], np.int64), np.concatenate(self._ends[:_PACK])
-            self._packed.append(first)
+            ends = np.concatenate(self._ends[:_PACK])
+            self._packed.append((_columns(self._scalars[:_PACK]), ends))
             del self._scalars[:_PACK], self._ends[:_PACK]
         if steps > 1:
             n_be = columns.best_effort(requests, plan.rows)
@@ -216,7 +219,7 @@ class StepRecorder:
         """Return the record of a macro-step, in the order of _STEP_COLUMNS."""
         pack, place = divmod(step, _PACK)
         if pack < len(self._packed):
-            return self._packed[pack][0][place].tolist()
+            return [int(column[place]) for column in self._packed[pack][0]]
         return self._scalars[step - _PACK * len(self._packed)]
 
     def withdrawn(self, row: int) -> None:
@@ -248,11 +251,11 @@ class StepRecorder:
         return [*(ends for _, ends in self._packed), np.concatenate([np.zeros(0), *self._ends])]
 
     def run_columns(self) -> dict[str, np.ndarray]:
-        """Return int64[r] each: for each run of steps, the values of its first step."""
-        width = len(self._STEP_COLUMNS)
-        last = np.array(self._scalars, np.int64).reshape(-1, width)
-        columns = np.concatenate([*(values for values, _ in self._packed), last]).T
-        return dict(zip(self._STEP_COLUMNS, columns, strict=True))
+        """Return integers[r] each: for each run of steps, the values of its first step."""
+        last = [_columns(self._scalars)] if self._scalars else []
+        packed = zip(*(values for values, _ in self._packed), *last, strict=True)
+        columns = map(np.concatenate, packed) if self.starts else repeat(np.zeros(0, np.int64))
+        return dict(zip(self._STEP_COLUMNS, columns, strict=False))
 
     def gap_pools(self, warmup_end_s: float | None = None) -> list[GapPool]:
         """Return inter-token gaps by class.
@@ -261,7 +264,8 @@ class StepRecorder:
                       needs `timed`
         """
         gaps = [*self._packed_gaps, _packed(self._gaps)]
-        found = Gaps(*(np.concatenate(parts) for parts in zip(*gaps, strict=True)))
+        seconds, *counts = (np.concatenate(parts) for parts in zip(*gaps, strict=True))
+        found = Gaps(seconds, *(count.astype(np.int64) for count in counts))
         runs = np.array(self._runs, np.int64).reshape(-1, 4).T
         if warmup_end_s is None:
             return _pooled(found, self._between(*runs))
@@ -306,12 +310,16 @@ class Gaps(NamedTuple):
         return Gaps(self.seconds[chosen.repeat(self.number)], *kept)
 
 
+def _columns(entries: Sequence[tuple]) -> list[np.ndarray]:
+    return [narrow(column) for column in np.array(entries, np.int64).T]
+
+
 def _packed(gaps: list[tuple[np.ndarray, int, int]]) -> Gaps:
     if not gaps:
         return Gaps(np.zeros(0), *np.zeros((3, 0), np.int64))
     arrays, *counts = zip(*gaps, strict=True)
     number = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    return Gaps(np.concatenate(arrays), number, *np.array(counts, np.int64))
+    return Gaps(np.concatenate(arrays), *map(narrow, (number, *np.array(counts, np.int64))))
 
 
 def _pooled(gaps: Gaps, runs: Gaps, warmup: bool | None = None) -> list[GapPool]:

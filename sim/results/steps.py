@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from twinserve.sim.results.columns import Columns
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -105,21 +107,22 @@ class RecordedSteps:
 
     def __init__(self, recorders: Sequence[StepRecorder]) -> None:
         self._ends = Pieces([ends for recorder in recorders for ends in recorder.ends()])
-        self.lengths = np.concatenate([np.diff([*r.firsts, r.steps]) for r in recorders])
-        self._last = self.lengths.cumsum()
-        self._first = self._last - self.lengths
-        self.ended_s = self._ends.at(self._last - 1)
+        self.lengths = np.concatenate([np.diff(r.firsts, append=r.steps) for r in recorders])
+        edges = np.concatenate([[0], self.lengths.cumsum()])
+        self._first, self._last = edges[:-1], edges[1:]
         counts = [len(recorder.starts) for recorder in recorders]
+        # integers here are narrow
+        replicas = narrow(np.array([recorder.replica for recorder in recorders]))
         self._of_runs = {
-            "replica": np.repeat([recorder.replica for recorder in recorders], counts),
-            "start_s": np.array([s for recorder in recorders for s in recorder.starts], np.float64),
+            "replica": replicas.repeat(counts),
+            "start_s": np.concatenate([recorder.starts for recorder in recorders]),
         }
         found = [recorder.run_columns() for recorder in recorders]
         for name in dict.fromkeys(name for columns in found for name in columns):
             # zero where a replica has no such column: not all of them need speculate
             self._of_runs[name] = np.concatenate(
                 [
-                    columns.get(name, np.zeros(count, np.int64))
+                    columns.get(name, np.zeros(count, np.uint8))
                     for columns, count in zip(found, counts, strict=True)
                 ]
             )
@@ -147,15 +150,19 @@ class RecordedSteps:
     def __contains__(self, name: str) -> bool:
         return name in self._of_runs or name in ("end_s", "kv_used_blocks")
 
+    @property
+    def ended_s(self) -> np.ndarray:
+        return self._ends.at(self._last - 1)
+
     def first(self, name: str) -> np.ndarray:
-        return self._of_runs[name]
+        return _wide(self._of_runs[name])
 
     def each(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
         end = len(self) if end is None else end
         if name == "end_s":
             return self._ends.between(begin, end)
         if begin >= end:
-            return self._of_runs.get(name, self.lengths)[:0]
+            return _wide(self._of_runs.get(name, self.lengths)[:0])
         some = slice(
             int(self._last.searchsorted(begin, "right")),
             int(self._last.searchsorted(end, "left")) + 1,
@@ -188,7 +195,7 @@ class RecordedSteps:
         return column
 
     def _repeated(self, name: str, some: slice) -> np.ndarray:
-        column, lengths = self._of_runs[name][some], self.lengths[some]
+        column, lengths = _wide(self._of_runs[name][some]), self.lengths[some]
         if name == "start_s":
             return np.empty(lengths.sum())
         if name not in self._once and column.any():
@@ -216,14 +223,25 @@ class RecordedSteps:
         )
         column[at] += sign * total
 
-    def frame(self) -> pd.DataFrame:
-        """Return one row a step, recorder by recorder."""
-        import pandas as pd
-
+    def part(self, begin: int, end: int) -> Columns:
+        """Return the rows of these steps, recorder by recorder."""
         names = [name for name in self._of_runs if name != "kv_free_blocks"]
         names.insert(names.index("start_s") + 1, "end_s")
         names.insert(names.index("hit_tokens") + 1, "kv_used_blocks")
-        return pd.DataFrame({name: self.each(name) for name in names}, copy=False)
+        return Columns({name: self.each(name, begin, end) for name in names})
+
+    def frame(self) -> pd.DataFrame:
+        return self.part(0, len(self)).frame()
+
+
+def narrow(column: np.ndarray) -> np.ndarray:
+    """Return integers in the smallest type that holds them all."""
+    low, high = int(column.min(initial=0)), int(column.max(initial=0))
+    return column if low < 0 or high >= 1 << 32 else column.astype(np.min_scalar_type(high))
+
+
+def _wide(column: np.ndarray) -> np.ndarray:
+    return column if column.dtype.kind == "f" else column.astype(np.int64, copy=False)
 
 
 class Gaps(Protocol):
@@ -274,20 +292,25 @@ class RecordedGaps:
     def _lengths(self) -> np.ndarray:
         return np.array([length for _, _, length in self._of], np.int64)
 
-    def frame(self) -> pd.DataFrame:
-        """Return service_class, gap_s, count, and on demand warmup."""
-        import pandas as pd
+    def __len__(self) -> int:
+        return len(self._seconds)
 
-        names = np.array([name for name, _, _ in self._of], "U2").repeat(self._lengths)
-        frame = {
-            "service_class": pd.Series(names, dtype=str),
-            "gap_s": self._seconds,
-            "count": self._counts,
+    def part(self, begin: int, end: int) -> Columns:
+        """Return service_class, gap_s, count, and on demand warmup of these entries."""
+        names = np.array([name for name, _, _ in self._of], object)
+        columns = {
+            "service_class": names.repeat(self._lengths)[begin:end],
+            "gap_s": self._seconds[begin:end],
+            "count": self._counts[begin:end],
         }
         if any(warmup is not None for _, warmup, _ in self._of):
             warmups = np.array([warmup for _, warmup, _ in self._of])
-            frame["warmup"] = warmups.repeat(self._lengths)
-        return pd.DataFrame(frame, copy=False)
+            columns["warmup"] = warmups.repeat(self._lengths)[begin:end]
+        return Columns(columns)
+
+    def frame(self) -> pd.DataFrame:
+        frame = self.part(0, len(self)).frame()
+        return frame.astype({"service_class": str})  # also where there are no rows
 
 
 def is_frame(held: object) -> bool:

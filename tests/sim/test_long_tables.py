@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinserve.sim.results import metrics_requests, recorder
+from twinserve.sim.results import metrics_requests, recorder, tables
+from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.metrics_requests import largest, summed
 from twinserve.sim.setup.config import SimulationConfig
@@ -34,7 +36,7 @@ def test_sums_in_parts_are_those_of_numpy(n, begin, seed):
         {"policy": ("bros",), "pool": 4, "num_blocks": 500},
     ],
 )
-def test_packing_and_parts_change_no_bit(monkeypatch, more):
+def test_packing_and_parts_change_no_bit(monkeypatch, tmp_path, more):
     given = SimulationConfig(trace="sharegpt", requests=60, rate=12.0, seed=3, **more)
     inputs = resolve(given)
 
@@ -47,8 +49,12 @@ def test_packing_and_parts_change_no_bit(monkeypatch, more):
     rows, summary = run()
     monkeypatch.setattr(recorder, "_PACK", 3)
     monkeypatch.setattr(metrics_requests, "_CHUNK", LEAST)
+    monkeypatch.setattr(tables, "ROWS", 50)
     packed, same = run()
     assert same == summary
+    written = read_run(write_run(tmp_path / "run", RunResult(packed, {}, {}, summary))).rows
+    assert written.steps[list(rows.steps)].equals(rows.steps) and written.gaps.equals(rows.gaps)
+    assert pq.read_metadata(tmp_path / "run" / "steps.parquet").num_row_groups > 1
     steps = packed.step_columns
     edges = np.random.default_rng(0).integers(0, len(steps) + 1, (20, 2))
     for begin, end in np.sort(edges).tolist():

@@ -161,8 +161,8 @@ def test_an_interrupted_write_leaves_nothing_or_the_former_run(tmp_path, monkeyp
         hit = breaks(Path.write_text, lambda path, *_: path.name == at)
         monkeypatch.setattr(Path, "write_text", hit)
     elif at == "steps.parquet":
-        hit = breaks(pq.write_table, lambda _, path: path.name == at)
-        monkeypatch.setattr(pq, "write_table", hit)
+        hit = breaks(pq.ParquetWriter, lambda path, *_: path.name == at)
+        monkeypatch.setattr(pq, "ParquetWriter", hit)
     else:
         hit = breaks(os.rename, lambda source, target: Path(target) == out)
         real, calls = os.rename, []
