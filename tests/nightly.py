@@ -83,17 +83,13 @@ def units(part: str, seed: int) -> list[Unit]:
 
 def _identity():
     """Imports what compares, which needs no vLLM."""
-    from tests.identity import draft_run, long_run, regimes
+    from tests.identity.regimes import SETS
 
-    apart, tiers = ([one.name for one in regimes.SETS[name][0]] for name in ("apart", "tiers"))
-    for name, module, kinds, steps in (
-        ("identity", "long_run", long_run.KINDS, 1_000_000),  # of all classes
-        ("drafts", "draft_run", draft_run.REGIMES, 100_000),  # of each regime
-        ("remote", "regimes", apart, 100_000),
-        ("tiers", "regimes --of tiers", tiers, 100_000),
-    ):
-        for kind in kinds:
-            words = f"tests.identity.{module} --steps {int(steps * SIZE)} --only".split()
+    for name, of in (
+        ("identity", "single"), ("drafts", "drafts"), ("remote", "apart"), ("tiers", "tiers"),
+    ):  # fmt: skip
+        for kind in SETS[of]:
+            words = f"tests.identity.regimes --of {of} --steps {int(100_000 * SIZE)} --only".split()
             yield Unit(name, f"{name}: {kind}", [*words, kind], live=True)
 
 

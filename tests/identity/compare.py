@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
+from tests.identity import scenarios
+from tests.identity.ours import OurScheduler
 from tests.identity.protocol import EngineSettings, Observed, RequestSpec, Side
 from tests.identity.real_scheduler import Counters, RealScheduler
 from tests.identity.release import known_settings
@@ -169,3 +171,18 @@ def run_identity(
         if max_steps is not None and report.steps >= max_steps:
             break
     return report
+
+
+def compare(
+    generate: str,
+    seed: int,
+    stages: int = 1,
+    leaving: float = 0.0,
+    asynchronous: bool = False,
+    make: Callable[[EngineSettings], Side] = OurScheduler,
+    **options,
+) -> Report:
+    """`run_identity` of one scenario of the class `generate`; options: further ones of it."""
+    scenario = getattr(scenarios, generate)(seed)
+    settings = replace(scenario.settings, pipeline_stages=stages, async_scheduling=asynchronous)
+    return run_identity(settings, scenario.requests, make, leaving=leaving, **options)

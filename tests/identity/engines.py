@@ -18,10 +18,9 @@ import xml.etree.ElementTree as xml
 from functools import partial
 from pathlib import Path
 
-from tests.identity import scenarios
-from tests.identity.compare import Report, run_identity
-from tests.identity.long_run import CLASSES, LEAVING
+from tests.identity.compare import compare
 from tests.identity.ours import OurScheduler
+from tests.identity.regimes import SINGLE, leaving
 from tests.identity.release import installed_release, installed_rules
 from twinserve.backends.live.needs import NEEDS, missing
 from twinserve.backends.live.versions import installed_vllm
@@ -30,23 +29,17 @@ from twinserve.traces.write import write_atomically
 NEWEST = "0.32"
 
 
-def compare(name: str, asynchronous: bool, seed: int, steps: int, release: str) -> Report:
-    """One scenario under `release`'s rules, up to the first step that differs."""
-    scenario = getattr(scenarios, name)(seed)
-    settings = dataclasses.replace(scenario.settings, async_scheduling=asynchronous)
-    leaving = LEAVING if seed % 3 == 2 else 0.0
-    ours = partial(OurScheduler, release=release)
-    return run_identity(settings, scenario.requests, ours, max_steps=steps, leaving=leaving)
-
-
 def compare_all(seeds: int, steps: int, release: str) -> dict:
-    """All classes. Returns runs and steps, how many runs part and where, the first step of the
-    first one said in full."""
+    """All classes, each run up to the first step that differs. Returns runs and steps, how many
+    runs part and where, the first step of the first one said in full."""
     found: dict = {"runs": 0, "steps": 0, "parted": {}, "first": ""}
-    for name in CLASSES:
+    for name in SINGLE:
         for asynchronous in (False, True):
             for seed in range(seeds):
-                report = compare(name, asynchronous, seed, steps, release)
+                report = compare(
+                    name, seed, 1, leaving(seed), asynchronous,
+                    partial(OurScheduler, release=release), max_steps=steps,
+                )  # fmt: skip
                 found["runs"] += 1
                 found["steps"] += report.steps
                 if report.mismatches:

@@ -1,11 +1,10 @@
-"""The regimes in which prefill apart from decode is compared with vLLM, or a host tier of KV
-blocks (tests/identity/offload.py), and many seeds of each:
+"""The regimes in which policy `vllm` is compared with vLLM's scheduler (single engines, engines
+with drafts, prefill apart from decode, a host tier of KV blocks), and many seeds of each:
 
-    python -m tests.identity.regimes --steps 100000 --out docs/results/remote-identity.json
-    python -m tests.identity.regimes --of tiers --steps 100000 --out tiers.json
+    python -m tests.identity.regimes --of apart --steps 100000 --out remote-identity.json
 
-The file has, by regime, the steps, how many differ, and how often each phenomenon has happened.
-Exit code 1 where a step differs, or a phenomenon has not happened.
+The file has, by regime, the steps, how many differ, where the first one does, and how often each
+phenomenon has happened. Exit code 1 where a step differs, or a phenomenon has not happened.
 """
 
 from __future__ import annotations
@@ -16,10 +15,14 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.identity import scenarios
 from tests.identity.compare import Report, run_identity
+from tests.identity.compare import compare as compare_single
+from tests.identity.draft_scenarios import drafted
+from tests.identity.drafts import compare_drafts
 from tests.identity.leases import LeasingOurs, LeasingReal
 from tests.identity.offload import TIER_REGIMES, TierRegime, compare_tiers
 from tests.identity.protocol import Scenario
@@ -107,44 +110,102 @@ def _prompts_alone(scenario: Scenario) -> Scenario:
     return dataclasses.replace(scenario, settings=settings, requests=requests)
 
 
-SETS: dict[str, tuple[Sequence[Regime | TierRegime], Callable]] = {
-    "apart": (REGIMES, compare),
-    "tiers": (TIER_REGIMES, compare_tiers),
+# -- single engines, and drafts --------------------------------------------------------------------
+SINGLE = ("preemption", "prefix_eviction", "partial_chunks", "priority", "mixed")
+LEAVES = 0.05  # of the steps, clients, in every third seed
+KINDS = {
+    f"{name}, {'asynchronous' if asynchronous else 'synchronous'}": (name, asynchronous)
+    for name in SINGLE
+    for asynchronous in (False, True)
+}
+# regime -> classes of scenarios, and whether scheduling is asynchronous
+DRAFTS = {
+    "preemption": (("preemption",), False),
+    "chunks": (("partial_chunks",), False),
+    "prefix cache": (("prefix_eviction", "mixed"), False),
+    "priority": (("priority",), False),
+    "asynchronous": (
+        ("preemption", "partial_chunks", "prefix_eviction", "priority", "mixed"),
+        True,
+    ),
 }
 
 
-def run(regime: Regime | TierRegime, steps: int, compare: Callable = compare) -> dict:
+def leaving(seed: int) -> float:
+    return LEAVES if seed % 3 == 2 else 0.0
+
+
+def run_single(name: str, steps: int) -> dict:
+    generate, asynchronous = KINDS[name]
+
+    def one(generate: str, seed: int) -> tuple[Report, Counter]:
+        report = compare_single(generate, seed, 1, leaving(seed), asynchronous)
+        return report, Counter()
+
+    found, _, _ = accumulated(one, (generate,), steps)
+    return {"class": generate, "scheduling": name.rpartition(" ")[2]} | found
+
+
+def run_drafts(name: str, steps: int) -> dict:
+    classes, asynchronous = DRAFTS[name]
+
+    def one(generate: str, seed: int) -> tuple[Report, Counter]:
+        report, drafts = compare_drafts(
+            drafted(generate, seed, asynchronous), leaving=leaving(seed)
+        )
+        return report, Counter(dataclasses.asdict(drafts))
+
+    found, total, drafts = accumulated(one, classes, steps)
+    counters = dataclasses.asdict(total.counters) | drafts
+    return {"regime": name} | found | {"counters": counters}
+
+
+# -- many seeds ------------------------------------------------------------------------------------
+def accumulated(
+    one: Callable[[str, int], tuple[Report, Counter]], classes: Sequence[str], steps: int
+) -> tuple[dict, Report, Counter]:
     """As many seeds of each class of scenarios as `steps` take; the first step that differs ends
-    it. compare: of the regime's set."""
+    it."""
     total, seen = Report(), Counter()
     for seed in itertools.count():
-        for generate in CLASSES:
-            report, more = compare(regime, generate, seed)
+        for generate in classes:
+            report, more = one(generate, seed)
             if report.mismatches:
                 report.first_mismatch = f"{generate}, seed {seed}: {report.first_mismatch}"
             total += report
             seen += more
         if total.steps >= steps or total.mismatches:
             break
-    return {
-        "regime": regime.name,
-        "seeds": seed + 1,
-        "requests": total.requests,
-        "steps": total.steps,
-        "mismatches": total.mismatches,
-        "first_mismatch": total.first_mismatch,
-        "seen": {name: seen[name] for name in regime.phenomena},
-    }
+    found = {name: getattr(total, name) for name in ("requests", "steps", "mismatches")}
+    return {"seeds": seed + 1} | found | {"first_mismatch": total.first_mismatch}, total, seen
+
+
+def run(regime: Regime | TierRegime, steps: int, compare: Callable = compare) -> dict:
+    """compare: of the regime's set."""
+    one = lambda generate, seed: compare(regime, generate, seed)  # noqa: E731
+    found, _, seen = accumulated(one, CLASSES, steps)
+    seen = {name: seen[name] for name in regime.phenomena}
+    return {"regime": regime.name} | found | {"seen": seen}
+
+
+# set -> by name of a regime, what runs it for so many steps
+SETS: dict[str, dict[str, Callable[[int], dict]]] = {
+    "single": {name: partial(run_single, name) for name in KINDS},
+    "drafts": {name: partial(run_drafts, name) for name in DRAFTS},
+    "apart": {regime.name: partial(run, regime) for regime in REGIMES},
+    "tiers": {one.name: partial(run, one, compare=compare_tiers) for one in TIER_REGIMES},
+}
 
 
 def wrong(found: dict) -> list[str]:
     """One line for each thing that is, of the file's content."""
     lines = []
-    for part in found["regimes"]:
+    for part in found.get("regimes") or found["classes"]:
+        name = part.get("regime") or f"{part['class']}, {part['scheduling']}"
         if part["mismatches"] or not part["steps"]:
-            lines.append(f"{part['regime']}: {part['mismatches']} of {part['steps']} steps differ")
-        never = [name for name, times in part["seen"].items() if not times]
-        lines += [f"{part['regime']}: {name!r} has not happened" for name in never]
+            lines.append(f"{name}: {part['mismatches']} of {part['steps']} steps differ")
+        never = [seen for seen, times in part.get("seen", {}).items() if not times]
+        lines += [f"{name}: {seen!r} has not happened" for seen in never]
     return lines
 
 
@@ -155,14 +216,18 @@ def main() -> None:
     parser.add_argument("--only", action="append", metavar="REGIME", help="default: all")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     given = parser.parse_args()
-    regimes, compared = SETS[given.of]
-    known = {regime.name: regime for regime in regimes}
+    known, rows = SETS[given.of], []
     if unknown := {*(given.only or ())} - {*known}:
         parser.error(f"no regime {min(unknown)!r}; there are {', '.join(map(repr, known))}")
-    found: dict = {"vllm": installed_vllm(), "classes": CLASSES, "regimes": []}
     for name in given.only or known:
-        found["regimes"].append(run(known[name], given.steps, compared))
-        print("{regime}: {steps} steps, {mismatches} differ".format(**found["regimes"][-1]))
+        rows.append(known[name](given.steps))
+        print(f"{name}: {rows[-1]['steps']} steps, {rows[-1]['mismatches']} differ", flush=True)
+        found = {
+            "vllm": installed_vllm(),
+            "command": f"python -m tests.identity.regimes --of {given.of} --steps {given.steps}",
+            **{key: sum(row[key] for row in rows) for key in ("steps", "mismatches")},
+            "classes" if given.of == "single" else "regimes": rows,
+        }
         write_atomically(given.out, (json.dumps(found, indent=2) + "\n").encode())
     lines = wrong(found)
     print("\n".join(lines) or "all of it held")

@@ -219,6 +219,21 @@ def mixed(seed: int, count: int = 300) -> Scenario:
     )
 
 
+def short_outputs(seed: int) -> Scenario:
+    """Many requests end with their first tokens, in little memory: victims with the last token on
+    its way."""
+    rng = np.random.default_rng([9, seed])
+    settings = EngineSettings(
+        num_blocks=60,
+        max_num_seqs=32,
+        max_num_batched_tokens=256,
+        max_model_len=600,
+        reserve_full_isl=False,
+        policy="priority",
+    )
+    return _build("short outputs", rng, settings, 900, (10, 120), (1, 40), per_step=0.4, levels=3)
+
+
 def trace_path() -> Path:
     """The Mooncake conversation trace in the folders of TWINSERVE_TRACES; raises TraceMissing."""
     for folder in os.environ.get("TWINSERVE_TRACES", "").split(os.pathsep):

@@ -7,14 +7,13 @@ stored than removed. Here a text is told of once.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from tests.identity import compare, scenarios
-from tests.identity.compare import run_identity
+from tests.identity import scenarios
+from tests.identity.compare import compare
 from tests.identity.ours import OurScheduler
 from tests.identity.protocol import EngineSettings, Observed, RequestSpec
 from tests.identity.real_scheduler import RealScheduler
@@ -69,6 +68,7 @@ class Listening(OurScheduler):
     """Our side, with an index that hears its events; each step compares it with vLLM's."""
 
     def __init__(self, settings: EngineSettings, requests: list[RequestSpec]) -> None:
+        assert settings.enable_prefix_caching
         super().__init__(settings)
         size = settings.block_tokens
         full = [spec.prefix[: spec.prompt_tokens // size] for spec in requests]
@@ -94,17 +94,12 @@ class Listening(OurScheduler):
 @pytest.mark.parametrize(
     ("generate", "seeds", "asynchronous"), mostly_nightly(CLASSES, CLASSES[0], CLASSES[4])
 )
-def test_the_index_knows_what_vllms_events_say(monkeypatch, generate, seeds, asynchronous):
-    monkeypatch.setattr(compare, "RealScheduler", Publishing)
+def test_the_index_knows_what_vllms_events_say(generate, seeds, asynchronous):
     told, copies = Counter(), 0
     for seed in seeds:
-        scenario = getattr(scenarios, generate)(seed)
-        settings = dataclasses.replace(scenario.settings, async_scheduling=asynchronous)
-        assert settings.enable_prefix_caching
-        requests = scenario.requests
-        report = run_identity(
-            settings, requests, lambda s, r=requests: Listening(s, r), leaving=0.02
-        )
+        requests = getattr(scenarios, generate)(seed).requests
+        make = lambda s, r=requests: Listening(s, r)  # noqa: E731
+        report = compare(generate, seed, 1, 0.02, asynchronous, make, make_real=Publishing)
         assert report.mismatches == 0, report.first_mismatch
         told += Publishing.last.told
         copies += Publishing.last.copies

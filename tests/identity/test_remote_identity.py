@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.identity.leases import LeasingReal, let_go
-from tests.identity.mutations import mutations
 from tests.identity.protocol import EngineSettings
-from tests.identity.regimes import REGIMES, Regime, compare, wrong
+from tests.identity.regimes import REGIMES, compare, wrong
 from tests.parameters import mostly_nightly
 from twinserve.sim.fleet.connector import FREED, Stage
 
@@ -64,20 +63,3 @@ def test_what_is_kept_of_many_seeds_held_and_the_docs_say_so():
         assert part["regime"] == regime.name and part["seen"].keys() == set(regime.phenomena)
         assert part["steps"] >= 100_000
     assert f"None of {sum(part['steps'] for part in kept['regimes']):,} steps differs" in page
-
-
-SETTINGS = {
-    "synchronous": Regime("decode", False),
-    "ahead": Regime("decode", True),
-    "failing": Regime("decode", True, recompute=False),
-    "prefill": Regime("prefill", True),
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.live
-@pytest.mark.usefixtures("newest")
-@pytest.mark.parametrize("mutation", mutations("remote"), ids=lambda m: m.name)
-def test_a_broken_hand_over_is_caught(mutation):
-    report, _ = compare(SETTINGS[mutation.setting], *mutation.witness, mutation)
-    assert report.mismatches == 1

@@ -3,72 +3,22 @@ them, once, with class and input text, and the client of what they lack."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import sys
-from types import SimpleNamespace
 from unittest import TestCase
 
 import pytest
 
-from twinserve.backends.live.serving.attributes import (
-    BadAttributeError,
-    CheckAttributes,
-    read_attributes,
-)
-from twinserve.backends.live.serving.decider import Decider, EngineState
-from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
+from tests.live.steered import Answer, Engine, ask, decider_for
+from twinserve.backends.live.serving.attributes import read_attributes
+from twinserve.backends.live.serving.decider import EngineState
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.parts.predictors import kv_token_time
 
 # As the class means have it, CC costs about 3.4e5 token-iterations and MRS 1.1e8; a first request
 # of CC emits 77 tokens, one of MRS 368.
 SMALL, LARGE = {"app": "small", "app_class": "CC"}, {"app": "large", "app_class": "MRS"}
-
-
-def decider_for(policy: str, seats: int = 1, asynchronous: bool = False) -> Decider:
-    facts = EngineFacts(64 + seats, 8, seats, 64, 128, 1024, True)
-    return Decider(build_core(read_options({"policy": policy}), facts, asynchronous))
-
-
-class Engine:
-    """It computes what it is granted. A request ends with its first token."""
-
-    def __init__(self, policy: str, seats: int = 1, asynchronous: bool = False) -> None:
-        self.decider = decider_for(policy, seats, asynchronous)
-        self.sent = self.now = 0
-        self.order: list[str] = []  # in which requests were first served
-
-    @property
-    def policy(self):
-        return self.decider.core.policy
-
-    def send(self, attributes: dict | None, prompt: int = 10) -> str:
-        read = read_attributes(attributes)
-        assert self.decider.refusal(read) == ""
-        name = f"{read.app or 'alone'}-{self.sent}"
-        self.sent += 1
-        self.decider.submit(name, prompt, read, float(self.now), most_tokens=prompt + 1)
-        return name
-
-    def row(self, name: str) -> int:
-        return self.decider.rows[name]
-
-    def step(self) -> list[str]:
-        """The names that were served, each of which has ended."""
-        self.now += 1
-        names = list(self.decider.plan(float(self.now)).grants)
-        if names:
-            self.decider.complete(self.now + 0.5, set(names), set(names), {})
-        self.decider.check()
-        self.order += names
-        return names
-
-    def drain(self) -> list[str]:
-        while self.decider.rows:
-            assert self.step(), "requests wait for ever"
-        return self.order
 
 
 def with_texts(tmp_path) -> Engine:
@@ -330,30 +280,6 @@ def test_a_class_that_contradicts_the_first():
     assert engine.decider.refusal(read_attributes({"app": "small"})) == ""
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"app_class": "CC"},
-        {"app_text": "words"},
-        {"app_requests": 2},
-        {"app": "a", "app_class": ""},
-        {"app": "a", "app_class": 3},
-        {"app": "a", "app_text": "x" * 65_537},
-        {"app": "a", "app_requests": 0},
-        {"app": "a", "app_requests": 1_000_001},
-        {"app": "a", "stage": 1_000_001},
-        {"app": "a", "app_requests": 1.5},
-        {"app": "a", "app_clas": "CC"},
-    ],
-    ids=lambda given: str(given)[:40],
-)
-def test_bad_attributes_are_named(given):
-    with pytest.raises(BadAttributeError) as error:
-        read_attributes(given)
-    assert f"{list(given)[-1]}" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_other_names_are_left_alone():
     assert read_attributes({"session_id": "s", "top_n_sigma": 1.0, "application": 3}).app is None
     assert math.isnan(
@@ -363,37 +289,14 @@ def test_other_names_are_left_alone():
 
 @pytest.mark.parametrize("where", ["vllm_config", "args"])
 def test_the_middleware_knows_the_servers_policy(where):
-    """vLLM keeps its settings in the state of its application."""
+    def answer(policy: str, attributes: dict) -> Answer:
+        return ask({"vllm_xargs": attributes}, where=where, policy=policy, clients="trusted")
 
-    async def served(scope, receive, send):
-        await receive()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-    def status(policy: str, attributes: dict) -> tuple[int, str]:
-        settings = SimpleNamespace(additional_config={"policy": policy, "clients": "trusted"})
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "app": SimpleNamespace(state=SimpleNamespace(**{where: settings})),
-        }
-        inbox = [{"type": "http.request", "body": json.dumps({"vllm_xargs": attributes}).encode()}]
-        outbox: list[dict] = []
-
-        async def receive():
-            return inbox.pop()
-
-        async def send(message):
-            outbox.append(message)
-
-        asyncio.run(CheckAttributes(served)(scope, receive, send))
-        return outbox[0]["status"], outbox[1]["body"].decode()
-
-    assert status("justitia", SMALL)[0] == 200
-    assert status("justitia", {"priority": 1})[0] == 200
-    assert status("parrot", {"app": "a"})[0] == 200
-    code, said = status("justitia", {"app": "a"})
-    assert code == 400 and "app_class is missing" in said
-    assert status("bros:best_effort=false", {"class": "be"})[0] == 400
+    assert answer("justitia", SMALL).status == 200
+    assert answer("justitia", {"priority": 1}).status == 200
+    assert answer("parrot", {"app": "a"}).status == 200
+    lacks = answer("justitia", {"app": "a"})
+    assert lacks.status == 400 and "app_class is missing" in lacks.error["message"]
+    assert answer("bros:best_effort=false", {"class": "be"}).status == 400
     # a file that is not in this process's sight: the scheduler judges
-    assert status("justitia:training=/nowhere/samples.jsonl", SMALL)[0] == 200
+    assert answer("justitia:training=/nowhere/samples.jsonl", SMALL).status == 200

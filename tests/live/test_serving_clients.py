@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.live.steered import Engine
 from twinserve.backends.live.serving.applications import MOST_IDLE
 from twinserve.backends.live.serving.attributes import read_attributes
 from twinserve.backends.live.serving.clients import Beliefs, Client, Clients
-from twinserve.backends.live.serving.decider import Decider
-from twinserve.backends.live.serving.options import EngineFacts, build_core, read_options
 
 BROS = {"policy": "bros:chunk=16,kv=paged", "profile": "llama-3.1-8b@h100"}
 VIP = Beliefs.model_validate(
@@ -30,58 +29,14 @@ def clients_with(believed: Beliefs | None = None, **slo) -> Clients:
     return Clients(Client("default", Beliefs()), listed, True, **slo)
 
 
-class Engine:
-    """A server with few seats, whose requests end with their `output`-th token."""
+def engine_of(policy: str | dict, clients: Clients, **given) -> Engine:
+    """With memory for four long requests."""
+    return Engine(policy, clients, blocks=32, **given)
 
-    def __init__(self, policy: str | dict, clients: Clients, seats: int = 1, **slo) -> None:
-        options = policy if isinstance(policy, dict) else {"policy": policy}
-        facts = EngineFacts(32, 8, seats, 64, 128, 1024, True)
-        core = build_core(read_options(options), facts)
-        self.decider = Decider(core, clients=clients, **slo)
-        self.now = self.sent = 0
-        self.left: dict[str, int] = {}
-        self.order: list[str] = []  # names in which requests got their first token
 
-    def send(
-        self, client: str | None, said: dict | None = None, prompt: int = 10, output: int = 1
-    ) -> str:
-        stamp = {} if client is None else {"twinserve_client": client}
-        attributes = read_attributes({**(said or {}), **stamp})
-        assert self.decider.refusal(attributes) == ""
-        name = f"{client}-{self.sent}"
-        self.sent += 1
-        self.left[name] = output
-        self.decider.submit(
-            name, prompt, attributes, self.now + 0.001 * self.sent, most_tokens=prompt + output
-        )
-        return name
-
-    def group(self, name: str) -> int:
-        return int(self.decider.core.requests.group[self.decider.rows[name]])
-
-    def step(self) -> list[str]:
-        """The names that got a token."""
-        self.now += 1
-        core = self.decider.core
-        names = list(self.decider.plan(float(self.now)).grants)
-        if not names:
-            return []
-        plan = self.decider._steps[0].plan
-        emitted = {core.requests.ids[row] for row in plan.rows[core.emitting(plan)].tolist()}
-        self.order += [name for name in emitted if name not in self.order]
-        for name in emitted:
-            self.left[name] -= 1
-        ended = {name for name in emitted if not self.left[name]}
-        self.decider.complete(self.now + 0.5, emitted, ended, {})
-        self.decider.check()
-        return sorted(emitted)
-
-    def drain(self) -> list[str]:
-        """Whose requests were served, in order."""
-        while self.decider.rows:
-            self.step()
-            assert self.now < 10_000, "requests wait for ever"
-        return [name.partition("-")[0] for name in self.order]
+def served(engine: Engine) -> list[str]:
+    """Whose requests were served, in order."""
+    return [name.partition("-")[0] for name in engine.drain()]
 
 
 # -- shares ----------------------------------------------------------------------------------------
@@ -96,32 +51,32 @@ FRESH = {
 @pytest.mark.parametrize("honest", FRESH)
 def test_vtc_shares_among_clients_however_they_name_applications(greedy, honest):
     """Twelve requests of a client before one of the other's: they take turns from then on."""
-    engine = Engine("vtc", clients_with())
+    engine = engine_of("vtc", clients_with())
     for i in range(12):
-        engine.send("greedy", FRESH[greedy](i))
+        engine.send(FRESH[greedy](i), client="greedy")
     for i in range(4):
-        engine.send("honest", FRESH[honest](i))
-    order = engine.drain()
+        engine.send(FRESH[honest](i), client="honest")
+    order = served(engine)
     assert order[:8].count("honest") == 4
     assert order[8:] == ["greedy"] * 8
 
 
 def test_where_applications_are_believed_each_has_a_share():
     """Which is why that is not the default."""
-    engine = Engine("vtc", clients_with(VIP))
+    engine = engine_of("vtc", clients_with(VIP))
     for i in range(12):
-        engine.send("greedy", {"app": f"app-{i}"})
+        engine.send({"app": f"app-{i}"}, client="greedy")
     for _ in range(4):
-        engine.send("honest", {"app": "one"})
-    assert engine.drain()[:12].count("honest") <= 2
+        engine.send({"app": "one"}, client="honest")
+    assert served(engine)[:12].count("honest") <= 2
 
 
 @pytest.mark.parametrize("greedy", FRESH)
 def test_kv_share_gives_each_client_half_of_memory(greedy):
-    engine = Engine("kv-share", clients_with(), seats=8)
+    engine = engine_of("kv-share", clients_with(), seats=8)
     for i in range(20):
-        engine.send("greedy", FRESH[greedy](i), prompt=40, output=8)
-    honest = [engine.send("honest", prompt=40, output=8) for _ in range(2)]
+        engine.send(FRESH[greedy](i), prompt=40, output=8, client="greedy")
+    honest = [engine.send(prompt=40, output=8, client="honest") for _ in range(2)]
     for _ in range(40):
         engine.step()
         rows = engine.decider.rows
@@ -141,22 +96,22 @@ def test_kv_share_gives_each_client_half_of_memory(greedy):
 
 def test_everybody_is_one_client_where_nobody_is_told_apart():
     """Also who claims to be another one."""
-    engine = Engine("vtc", Clients(Client("default", Beliefs())))
-    names = [engine.send(client) for client in ("honest", "greedy", None)]
+    engine = engine_of("vtc", Clients(Client("default", Beliefs())))
+    names = [engine.send(client=client) for client in ("honest", "greedy", None)]
     assert {engine.group(name) for name in names} == {0}
 
 
 # -- claims of urgency -----------------------------------------------------------------------------
 def test_a_claimed_priority_gains_nothing():
-    engine = Engine("vllm:scheduling=priority", clients_with())
+    engine = engine_of("vllm:scheduling=priority", clients_with())
     for _ in range(3):
-        engine.send("honest")
-        engine.send("greedy", {"priority": -1_000_000})
-    assert engine.drain() == ["honest", "greedy"] * 3
+        engine.send(client="honest")
+        engine.send({"priority": -1_000_000}, client="greedy")
+    assert served(engine) == ["honest", "greedy"] * 3
 
 
 def test_a_priority_of_the_api_itself_gains_nothing_either():
-    engine = Engine("vllm:scheduling=priority", clients_with())
+    engine = engine_of("vllm:scheduling=priority", clients_with())
     attributes = read_attributes({"twinserve_client": "greedy"})
     for said in (-(2**70), 2**70, -1, 3):
         engine.decider.submit(f"p{said}", 5, attributes, 0.0, priority=said)
@@ -164,17 +119,17 @@ def test_a_priority_of_the_api_itself_gains_nothing_either():
 
 
 def test_who_steps_back_is_believed():
-    engine = Engine("vllm:scheduling=priority", clients_with())
-    engine.send("greedy")
-    engine.send("honest", {"priority": 3})
-    engine.send("greedy")
-    assert engine.drain() == ["greedy", "greedy", "honest"]
+    engine = engine_of("vllm:scheduling=priority", clients_with())
+    engine.send(client="greedy")
+    engine.send({"priority": 3}, client="honest")
+    engine.send(client="greedy")
+    assert served(engine) == ["greedy", "greedy", "honest"]
 
 
 def test_a_priority_is_believed_as_far_as_the_file_says():
-    engine = Engine("vllm:scheduling=priority", clients_with(VIP))
-    engine.send("honest", {"priority": -4})
-    engine.send("greedy", {"priority": -1000})
+    engine = engine_of("vllm:scheduling=priority", clients_with(VIP))
+    engine.send({"priority": -4}, client="honest")
+    engine.send({"priority": -1000}, client="greedy")
     assert engine.decider.core.requests.priority.tolist() == [-4, -5]
 
 
@@ -184,11 +139,11 @@ def test_a_tight_objective_gains_nothing(said):
 
     def order(claims: dict | None, believed: Beliefs | None = None) -> list[str]:
         slo = {"slo_ttft_s": 5.0, "slo_tpot_s": 1.0}
-        engine = Engine(BROS, clients_with(believed, **slo), seats=2, **slo)
+        engine = engine_of(BROS, clients_with(believed, **slo), seats=2, **slo)
         for _ in range(4):
-            engine.send("honest", prompt=30, output=3)
-            engine.send("greedy", claims, prompt=30, output=3)
-        return engine.drain()
+            engine.send(prompt=30, output=3, client="honest")
+            engine.send(claims, prompt=30, output=3, client="greedy")
+        return served(engine)
 
     assert order(said) == order(None)
     if "slo_ttft_s" in said:
@@ -198,11 +153,11 @@ def test_a_tight_objective_gains_nothing(said):
 def test_best_effort_is_believed_and_real_time_as_far_as_the_file_says():
     best_effort = Beliefs.model_validate({"class": "be"})
     listed = {"honest": Client("honest", Beliefs()), "greedy": Client("greedy", best_effort)}
-    engine = Engine(BROS, Clients(Client("default", best_effort), listed, True), slo_ttft_s=5.0)
-    engine.send("honest", {"class": "be"})
-    engine.send("greedy", {"class": "rt"})
-    engine.send("greedy")
-    engine.send("honest")
+    engine = engine_of(BROS, Clients(Client("default", best_effort), listed, True), slo_ttft_s=5.0)
+    engine.send({"class": "be"}, client="honest")
+    engine.send({"class": "rt"}, client="greedy")
+    engine.send(client="greedy")
+    engine.send(client="honest")
     requests = engine.decider.core.requests
     assert requests.service_class.tolist() == [1, 1, 1, 0]
     # the server's objective is for those that are real-time
@@ -240,27 +195,27 @@ def test_no_claim_gets_further_than_the_file_and_none_is_needed(claims, priority
 
 # -- applications ----------------------------------------------------------------------------------
 def test_a_client_cannot_join_or_end_the_application_of_another():
-    engine = Engine("parrot", clients_with(VIP))
-    first = engine.send("honest", {"app": "agent", "app_class": "CC"})
+    engine = engine_of("parrot", clients_with(VIP))
+    first = engine.send({"app": "agent", "app_class": "CC"}, client="honest")
     group = engine.group(first)
     engine.drain()
-    theirs = engine.send("greedy", {"app": "agent", "app_class": "MRS", "app_requests": 1})
+    theirs = engine.send({"app": "agent", "app_class": "MRS", "app_requests": 1}, client="greedy")
     assert engine.group(theirs) != group
     engine.drain()
-    later = engine.send("honest", {"app": "agent", "app_class": "CC", "stage": 1})
+    later = engine.send({"app": "agent", "app_class": "CC", "stage": 1}, client="honest")
     assert engine.group(later) == group
 
 
 @pytest.mark.slow
 def test_a_client_that_leaves_many_open_ends_its_own_only():
-    engine = Engine("parrot", clients_with(VIP))
-    mine = engine.group(engine.send("honest", {"app": "agent"}))
+    engine = engine_of("parrot", clients_with(VIP))
+    mine = engine.group(engine.send({"app": "agent"}, client="honest"))
     engine.drain()
     for i in range(MOST_IDLE + 50):
-        engine.send("greedy", {"app": f"app-{i}"})
+        engine.send({"app": f"app-{i}"}, client="greedy")
         engine.step()
     assert len(engine.decider.applications) == MOST_IDLE + 1
-    assert engine.group(engine.send("honest", {"app": "agent"})) == mine
+    assert engine.group(engine.send({"app": "agent"}, client="honest")) == mine
 
 
 @pytest.mark.slow
@@ -270,25 +225,25 @@ def test_a_client_that_leaves_many_open_ends_its_own_only():
 )
 def test_a_class_that_is_not_believed_gains_nothing(policy):
     """The cheapest class, in one application or in many: the order is that of arrival."""
-    engine = Engine(policy, clients_with())
+    engine = engine_of(policy, clients_with())
     for i in range(4):
-        engine.send("honest")
-        engine.send("greedy", {"app": f"app-{i % 2}", "app_class": "CC", "stage": 3})
-    assert engine.drain() == ["honest", "greedy"] * 4
+        engine.send(client="honest")
+        engine.send({"app": f"app-{i % 2}", "app_class": "CC", "stage": 3}, client="greedy")
+    assert served(engine) == ["honest", "greedy"] * 4
     assert len(engine.decider.applications) == 0
 
 
 @pytest.mark.slow
 def test_an_application_that_is_not_believed_needs_no_class():
-    engine = Engine("justitia:predictor=class-mean", clients_with())
+    engine = engine_of("justitia:predictor=class-mean", clients_with())
     assert engine.decider.refusal(read_attributes({"app": "a", "twinserve_client": "honest"})) == ""
-    trusted = Engine("justitia:predictor=class-mean", clients_with(VIP))
+    trusted = engine_of("justitia:predictor=class-mean", clients_with(VIP))
     line = trusted.decider.refusal(read_attributes({"app": "a", "twinserve_client": "honest"}))
     assert "app_class is missing" in line
 
 
 def test_a_request_that_nobody_stamped_is_refused():
-    engine = Engine("vtc", clients_with())
+    engine = engine_of("vtc", clients_with())
     for said in ({}, {"twinserve_client": "nobody"}):
         line = engine.decider.refusal(read_attributes(said))
         assert "--middleware" in line and "\n" not in line

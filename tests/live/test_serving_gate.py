@@ -3,17 +3,16 @@ request is, what of it is believed, and that nobody can say it is somebody else'
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import TestCase
 
 import pytest
 
-from twinserve.backends.live.serving.attributes import STAMP, CheckAttributes
+from tests.live.steered import ask
+from twinserve.backends.live.serving.attributes import STAMP
 from twinserve.backends.live.serving.clients import ALL_TRUSTED, OTHERS, read_clients
 from twinserve.backends.live.serving.options import (
     EngineFacts,
@@ -25,6 +24,7 @@ from twinserve.backends.live.serving.prometheus import PolicyMetrics
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.sim.setup.config import SettingsError
 
+VTC = {"policy": "vtc"}
 KEY = sha256(b"secret").hexdigest()
 FILE = f"""
 header: X-Client
@@ -169,41 +169,6 @@ def test_a_server_on_which_applications_mean_nothing_says_so():
 
 
 # -- in front of the server ------------------------------------------------------------------------
-def ask(
-    body: bytes | dict, headers: list | None = None, **options
-) -> tuple[int, bytes, dict[bytes, bytes], dict[bytes, bytes]]:
-    """Status, what the server got or the client was told, headers of the answer, headers that the
-    server got."""
-    seen: dict = {}
-
-    async def server(scope, receive, send):
-        seen["body"] = (await receive())["body"]
-        seen["headers"] = dict(scope["headers"])
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-    given = json.dumps(body).encode() if isinstance(body, dict) else body
-    outbox: list[dict] = []
-
-    async def receive():
-        return {"type": "http.request", "body": given}
-
-    async def send(message):
-        outbox.append(message)
-
-    settings = SimpleNamespace(additional_config={"policy": "vtc", **options})
-    length = (b"content-length", str(len(given)).encode())
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "headers": [length, *(headers or [])],
-        "app": SimpleNamespace(state=SimpleNamespace(vllm_config=settings)),
-    }
-    asyncio.run(CheckAttributes(server)(scope, receive, send))
-    answered = seen.get("body", outbox[1]["body"])
-    return outbox[0]["status"], answered, dict(outbox[0]["headers"]), seen.get("headers", {})
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -215,17 +180,17 @@ def ask(
 )
 @pytest.mark.parametrize(("headers", "name"), [([BEARER], "chat"), ([], OTHERS)], ids=str)
 def test_each_request_gets_its_client(file, body, headers, name):
-    status, seen, _, told = ask(body, headers, clients=str(file))
-    assert status == 200
+    answer = ask(body, headers, **VTC, clients=str(file))
+    assert answer.status == 200
     given = body.get("vllm_xargs") or {}
-    assert json.loads(seen) == {**body, "vllm_xargs": {**given, STAMP: name}}
-    assert told[b"content-length"] == str(len(seen)).encode()
+    assert json.loads(answer.got) == {**body, "vllm_xargs": {**given, STAMP: name}}
+    assert answer.told[b"content-length"] == str(len(answer.got)).encode()
 
 
 def test_a_request_in_tokens_has_it_in_its_sampling_parameters(file):
     body = {"token_ids": [1], "sampling_params": {"extra_args": {"class": "be"}, "max_tokens": 3}}
-    _, seen, _, _ = ask(body, [BEARER], clients=str(file))
-    assert json.loads(seen)["sampling_params"] == {
+    got = ask(body, [BEARER], **VTC, clients=str(file)).got
+    assert json.loads(got)["sampling_params"] == {
         "extra_args": {"class": "be", STAMP: "chat"},
         "max_tokens": 3,
     }
@@ -244,15 +209,14 @@ FORGED = [
 
 @pytest.mark.parametrize("body", FORGED, ids=range(len(FORGED)))
 def test_nobody_can_say_that_a_request_is_anothers(file, body):
-    status, said, _, _ = ask(body, clients=str(file))
-    line = json.loads(said)["error"]["message"]
-    assert status == 400 and "\n" not in line
+    answer = ask(body, **VTC, clients=str(file))
+    assert answer.status == 400 and "\n" not in answer.error["message"]
 
 
 def test_what_only_looks_forged_goes_through(file):
     body = {"prompt": f'the name "{STAMP}" in a text', "vllm_xargs": {STAMP + "s": 1}}
-    assert ask(body, clients=str(file))[0] == 200
-    assert ask(b"", clients=str(file))[:2] == (200, b"")  # /pause and the like
+    assert ask(body, **VTC, clients=str(file)).status == 200
+    assert ask(b"", **VTC, clients=str(file)).got == b""  # /pause and the like
 
 
 def test_the_answer_names_what_is_not_believed(file):
@@ -260,23 +224,24 @@ def test_the_answer_names_what_is_not_believed(file):
     body = {"prompt": "w1", "vllm_xargs": claims}
     line = b"x-twinserve-not-believed"
     answered = [
-        ask(body, headers, clients=str(file), slo_tpot_s=0.05)[2].get(line)
+        ask(body, headers, **VTC, clients=str(file), slo_tpot_s=0.05).headers.get(line)
         for headers in ([BEARER], [])
     ]
     assert answered == [b"priority, slo_ttft_s", b"class, priority, slo_ttft_s, app"]
-    assert line not in ask(body, clients="trusted")[2]
-    assert ask(body)[2][line] == b"priority, slo_ttft_s, slo_tpot_s, app"
-    assert line not in ask({"prompt": "w1", "vllm_xargs": {"class": "be", "priority": 2}})[2]
+    assert line not in ask(body, **VTC, clients="trusted").headers
+    assert ask(body, **VTC).headers[line] == b"priority, slo_ttft_s, slo_tpot_s, app"
+    meek = {"prompt": "w1", "vllm_xargs": {"class": "be", "priority": 2}}
+    assert line not in ask(meek, **VTC).headers
 
 
 def test_without_a_file_bodies_stay_as_they_are():
     for body in (b'{"prompt": 1,   "vllm_xargs": {}}', b"no json", b'{"vllm_xargs": '):
-        assert ask(body)[:2] == (200, body)
+        assert ask(body, **VTC).got == body
 
 
 def test_a_file_that_is_gone_lets_nobody_in(tmp_path):
-    status, said, _, _ = ask({"prompt": "w1"}, clients=str(tmp_path / "gone.yaml"))
-    assert status == 500 and "there is no such file" in json.loads(said)["error"]["message"]
+    answer = ask({"prompt": "w1"}, **VTC, clients=str(tmp_path / "gone.yaml"))
+    assert answer.status == 500 and "there is no such file" in answer.error["message"]
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"steps": 1}'])
