@@ -6,11 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.profiles.configs import DEEPSEEK_V3, GEMMA_3, GPT_OSS, LLAMA, MINIMAX, NEMO, PHI_2, SCOUT
+from tests.profiles import configs
+from tests.profiles.configs import (
+    DEEPSEEK_V3,
+    GEMMA_3,
+    GPT_OSS,
+    LLAMA,
+    MAVERICK,
+    MINIMAX,
+    NEMO,
+    PHI_2,
+    SCOUT,
+)
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.models.config import read_config, read_model
 from twinserve.profiles.specs import ProfileError
 
+QWEN_25 = configs.config("qwen2.5-14b")
 QWEN2 = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 QWEN3_MOE = {
     **LLAMA, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 128,
@@ -77,6 +89,56 @@ _FP8, _INT8 = {"num_bits": 8, "type": "float"}, {"num_bits": 8, "type": "int"}
         (_group(_INT8, _FP8), "inputs of another type"),
         (_group(_FP8, targets=[]), "all Linear layers"),
         (_group({"num_bits": 4, "type": "float", "group_size": 32}), "weights of 4 bits"),
+        # fields that are missing, of another type, or of no model
+        ({key: value for key, value in QWEN_25.items() if key != "hidden_size"}, "hidden_size"),
+        ({**QWEN_25, "torch_dtype": "int4"}, "int4"),
+        ({**QWEN_25, "num_key_value_heads": 7}, "multiple"),
+        ({**QWEN_25, "vocab_size": -1}, "vocab"),
+        ({**NEMO, "model_type": "mamba2"}, "architecture 'mamba2' is not understood"),
+        ({**NEMO, "model_type": None}, "model_type"),
+        ({**NEMO, "state_size": 128}, "state_size 128: not understood"),
+        ({**NEMO, "quantization_config": {"quant_method": "eetq"}}, "quant_method eetq"),
+        ({**NEMO, "architectures": ["MistralForSequenceClassification"]}, "architectures"),
+        ({**NEMO, "layer_types": ["linear_attention"] * 40}, "layer_types"),
+        ({**NEMO, "hidden_size": "5120"}, "hidden_size '5120' is not a whole number"),
+        ({**NEMO, "num_hidden_layers": 0}, "layers"),
+        ({**DEEPSEEK_V3, "moe_layer_freq": 2}, "moe_layer_freq 2"),
+        ({**DEEPSEEK_V3, "index_topk": 2048}, "index_topk 2048"),
+        ({**GEMMA_3, "audio_config": {"layers": 2}}, "audio_config"),
+        ({**GEMMA_3, "model_type": "gemma9"}, "architecture 'gemma9' is not understood"),
+        ({**NEMO, "layer_types": 40}, "layer_types 40: is not a list of names"),
+        ({**NEMO, "architectures": "MistralForCausalLM"}, "MistralForCausalLM: is not a list"),
+        ({**NEMO, "quantization_config": "fp8"}, "quantization_config fp8: is not an object"),
+        ({**DEEPSEEK_V3, "kv_lora_rank": 0}, "kv_rank"),
+        (
+            {**MAVERICK, "text_config": {**MAVERICK["text_config"], "no_rope_layer_interval": 0}},
+            "no_rope_layer_interval 0: is not at least 1",
+        ),
+        ({**SCOUT, "vision_config": {"patch_size": 0}}, "vision_config: patch_size 0"),
+        ({**SCOUT, "vision_config": [1]}, "vision_config [1]: is not an object"),
+        (_quantised(quant_method="fp8", ignored_layers=["model.layers.0.mlp.up"]), "mlp.up'"),
+        (_quantised(quant_method="gptq", bits=3, group_size=128), "bits 3"),
+        # what vLLM 0.32 does not take: quantization/auto_awq.py, auto_gptq.py (TYPE_MAP),
+        # utils/gptq_utils.py, utils/marlin_utils.py (MARLIN_SUPPORTED_GROUP_SIZES)
+        (_quantised(quant_method="awq", bits=8), "bits 8"),
+        (_quantised(quant_method="gptq", bits=4, sym=False), "sym False"),
+        (_quantised(quant_method="gptq", bits=4, desc_act=True), "desc_act True"),
+        (_quantised(quant_method="gptq", bits=4, group_size=256), "group_size 256"),
+        (_quantised(quant_method="gptq", bits=4, dynamic={"-:.*": {}}), "dynamic"),
+        (_quantised(quant_method="bitsandbytes"), "quant_method bitsandbytes"),
+        (_quantised(quant_algo="W4A8_AWQ"), "quant_algo W4A8_AWQ"),
+        (
+            _quantised(quant_method="compressed-tensors", config_groups={"a": {}, "b": {}}),
+            "several",
+        ),
+        (_quantised(quant_algo="FP8", kv_cache_quant_algo="NVFP4"), "kv_cache_quant_algo NVFP4"),
+        (_quantised(quant_method="awq", bits=4, group_size=1), "bits"),
+        (_quantised(quant_method="fp8", ignore=["re:("]), "no regular expression"),
+        (
+            _quantised(quant_method="compressed-tensors", config_groups=[1]),
+            "config_groups [1]: is not",
+        ),
+        (_quantised(quant_method="fp8", ignore=7), "ignore 7: is not a list"),
     ],
 )
 def test_a_config_that_says_something_else_is_refused_by_name(config, words):

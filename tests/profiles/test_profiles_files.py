@@ -25,8 +25,9 @@ from twinserve.profiles.specs import ProfileError
 
 
 def test_kv_bytes():
-    assert find_model("llama-3.1-8b").kv_bytes_per_token == 131072
-    assert find_model("llama-2-7b").kv_bytes_per_token == 524288
+    """Published ones: test_catalogue.py. DeepSeek-V3's are what every rank holds."""
+    latent = find_model("deepseek-v3")
+    assert latent.rank_kv_bytes_per_token(8) == latent.kv_bytes_per_token
     spec = find_model("llama-3.1-70b")
     assert spec.rank_kv_bytes_per_token(4) * 4 == spec.kv_bytes_per_token
     # 16 ranks hold 8 KV heads twice
@@ -40,23 +41,6 @@ CATALOGUED = ("qwen2.5-14b", "qwen3-14b", "opt-13b", "mixtral-8x7b", "qwen3-30b-
 def test_a_config_json_gives_the_catalogued_spec(name):
     file = Path(configs.__file__).with_name(f"{name}.json")
     assert read_config(file, name) == find_model(name)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"hidden_size": None}, "hidden_size"),
-        ({"torch_dtype": "int4"}, "int4"),
-        ({"num_local_experts": 8}, "num_local_experts 8: not understood"),
-        ({"num_key_value_heads": 7}, "multiple"),
-        ({"vocab_size": -1}, "vocab"),
-    ],
-)
-def test_a_bad_config_is_one_clear_line(changes, words):
-    with pytest.raises(ProfileError, match=words) as raised:
-        given = {**configs.config("qwen2.5-14b"), **changes}
-        read_config({k: v for k, v in given.items() if v is not None})
-    assert "\n" not in str(raised.value)
 
 
 def test_shipped_roofline_files_are_what_the_code_computes(tmp_path):

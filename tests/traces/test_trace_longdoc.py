@@ -9,7 +9,6 @@ from twinserve.traces.generators.synth import SHAPES as LENGTHS
 from twinserve.traces.generators.synth import LengthShape
 from twinserve.traces.generators.tidal import DAY_S, TIDE, tidal, tide
 from twinserve.traces.readers.columns import check_workload
-from twinserve.traces.transform import merge, take_rows
 from twinserve.traces.workload import BEST_EFFORT, WorkloadError
 
 SMALL = {"requests": 200}
@@ -77,21 +76,6 @@ def test_blocks_say_who_shares_what():
         assert len(own) == -(-w.prompt_tokens[i] // 16)
 
 
-def test_the_shared_part_is_a_count_of_tokens_in_common():
-    """By hand: of two prompts on a document of four blocks and one alone, 2 * 64 tokens are in
-    common."""
-    shape = DocumentShape(3, 2, LengthShape(80, 1, 70, 90), 0.8, LengthShape(5, 1, 1, 10))
-    w = longdoc(shape, seed=1)
-    users = np.bincount(w.prefix.ids)
-    expected = sum(
-        16 for i in range(3) for b, content in enumerate(w.prefix.of(i)) if users[content] > 1
-    )
-    assert expected == 2 * 64
-    assert shared_part(w) == expected / w.prompt_tokens.sum()
-    alone = take_rows(w, np.array([int(np.argmin([users[w.prefix.of(i)[0]] for i in range(3)]))]))
-    assert shared_part(alone) == 0.0
-
-
 def test_order_is_a_permutation():
     shuffled = longdoc("next-qa", **SMALL)
     listed = longdoc("next-qa", order="by-document", **SMALL)
@@ -113,14 +97,6 @@ def test_a_seed_fixes_everything_and_the_block_size_may_change():
         w = longdoc("next-qa", block_tokens=size, **SMALL)
         check_workload(w)
         assert w.prefix.block_tokens == size and shared_part(w) > 0.8
-
-
-def test_beside_online_requests():
-    w = merge(tidal(peak_rate=2, duration_s=300, seed=1), longdoc("toolbench", **SMALL))
-    check_workload(w)
-    assert (w.service_class[:200] == BEST_EFFORT).all() and (
-        w.service_class[200:] != BEST_EFFORT
-    ).all()
 
 
 # -- the tide --------------------------------------------------------------------------------------

@@ -257,13 +257,6 @@ def test_turns_of_a_measured_session_wait_for_each_other():
     assert "1 requests of the warm-up left out" in said(w.provenance.notices)
 
 
-def test_a_sweep_of_guidellm_is_refused():
-    report = json.loads(FILES["guidellm"]())
-    report["benchmarks"] *= 2
-    with pytest.raises(WorkloadError, match="holds 2 benchmarks"):
-        read_bytes(json.dumps(report).encode(), "f")
-
-
 @pytest.mark.parametrize("earlier", [True, False])
 def test_a_sample_of_requests_is_said_to_be_one(earlier, measure):
     report = json.loads(FILES["guidellm"]())
@@ -423,22 +416,6 @@ def test_of_a_report_with_several_loads_one_is_named(tmp_path, measure):
     assert load_trace(tmp_path / "r.json", benchmark=2).prompt_tokens.tolist()[0] == 11
     with pytest.raises(WorkloadError, match="is for guidellm files"):
         measure(FILES["aiperf"](), benchmark=1)
-
-
-def test_any_table_is_read_by_the_names_of_its_columns(tmp_path, measure):
-    (tmp_path / "t.csv").write_text(TABLE)
-    w = load_trace(tmp_path / "t.csv", columns=COLUMNS)
-    assert w.arrival_s.tolist() == [0.0, 0.5] and w.output_tokens.tolist() == [3, 2]
-    assert "fields not used: model" in said(w.provenance.notices)
-    found = measure(TABLE, columns=COLUMNS)
-    assert found.ttft_s[:2].tolist() == [0.2, 0.3] and found.failed == 1
-
-
-def test_calendar_times_of_a_table_are_seconds_from_the_first():
-    text = b"when,in,out\n2025-01-01T00:00:02Z,5,6\n2025-01-01T00:00:00.5Z,7,8\n"
-    options = ReadOptions(columns="arrival=when,prompt=in,output=out")
-    w = read_bytes(text, "f", None, options)
-    assert w.arrival_s.tolist() == [0.0, 1.5] and w.prompt_tokens.tolist() == [7, 5]
 
 
 def test_a_table_may_have_semicolons_and_times_of_any_zone():

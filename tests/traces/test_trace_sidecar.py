@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -55,11 +56,15 @@ def test_a_pool_is_read_as_it_was_written(tmp_path):
     assert load_trace(written(tmp_path)).pool == BestEffortPool(4, until_s=3.0)
 
 
-@pytest.mark.parametrize("full_at", [0, 1])
-def test_a_failed_overwrite_leaves_trace_and_sidecar_as_they_were(tmp_path, monkeypatch, full_at):
+@pytest.mark.parametrize(
+    ("call", "full_at"), [("tempfile.mkstemp", 0), ("tempfile.mkstemp", 1), ("os.replace", 0)]
+)
+def test_a_failed_overwrite_leaves_trace_and_sidecar_as_they_were(
+    tmp_path, monkeypatch, call, full_at
+):
     trace = written(tmp_path)
     files = {path: path.read_bytes() for path in (trace, Path(path_of(trace)))}
-    room, calls = tempfile.mkstemp, []
+    room, calls = {"tempfile.mkstemp": tempfile.mkstemp, "os.replace": os.replace}[call], []
 
     def full(*args, **kwargs):
         calls.append(1)
@@ -67,7 +72,7 @@ def test_a_failed_overwrite_leaves_trace_and_sidecar_as_they_were(tmp_path, monk
             raise OSError(errno.ENOSPC, "No space left on device")
         return room(*args, **kwargs)
 
-    monkeypatch.setattr("tempfile.mkstemp", full)
+    monkeypatch.setattr(call, full)
     with pytest.raises(WorkloadError, match="cannot be written .No space left"):
         written(tmp_path, rows=9)
     assert {path: path.read_bytes() for path in files} == files

@@ -11,3 +11,13 @@ def config(name: str) -> dict:
 DEEPSEEK_V3, GEMMA_3, GPT_OSS = map(config, ("deepseek_v3", "gemma_3", "gpt_oss"))
 LLAMA, MINIMAX, NEMO = map(config, ("llama", "minimax", "nemo"))
 PHI_2, SCOUT = map(config, ("phi_2", "scout"))
+MAVERICK = {
+    "model_type": "llama4",
+    "text_config": {
+        **SCOUT["text_config"],
+        "interleave_moe_layer_step": 2,
+        "num_local_experts": 128,
+        "max_position_embeddings": 1048576,
+        "use_qk_norm": False,
+    },
+}
