@@ -2,12 +2,16 @@
 
 Each row is `twinserve.simulate` of the row's own words, with `--error-bars` and the flags that its
 server is known to have had. It is of chats if its client asked the chat endpoint. Lengths vary
-around ShareGPT's means if a row gives only these.
+around ShareGPT's means if a row gives only these. Where a row states output tokens, throughput is
+compared in these: the drawn lengths of 100 requests have another mean than the served ones.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +72,12 @@ def _scored(bench: dict[str, str], form: StepTimes) -> Iterator[dict[str, Any]]:
         name = "p50" if bench["statistic"] == "p50" else "mean"
         if not bench[column] or (metric == "TTFT" and "TTFT not clean" in bench["quality"]):
             continue
-        path, measured = path.format(name), float(bench[column])
-        low, high = run.summary["error_bars"][f"classes.rt.{path}"]
-        ours = run.summary["classes"]["rt"][path]
+        path, measured = f"classes.rt.{path.format(name)}", float(bench[column])
+        stated = re.search(r"random_output_len=(\d+)", bench["workload"])
+        if metric == "throughput" and stated:
+            path, measured = "output_throughput", measured * int(stated[1])
+        low, high = run.summary["error_bars"][path]
+        ours = reduce(getitem, path.split("."), run.summary)
         ratios = {"ratio": ours / measured, "low": low / measured, "high": high / measured}
         yield about | {"metric": metric} | ratios
 

@@ -35,8 +35,8 @@ POLICIES = ("vllm", "bros:chunk=fit,kv=paged", "echo", "justitia", "srjf")  # do
 LOADS = (0.7, 1.0, 1.3)
 POOLS = (0, 8)
 PROFILES = (
-    "llama-3.1-8b@h100", "llama-3.1-70b@h100:tp4", "qwen3-8b@l40s", "qwen3-30b-a3b@h200",
-    "llama-2-7b@a100-80g",
+    "llama-3.1-8b@h100", "llama-3.1-70b@h100:tp4", "qwen3-8b@l40s",
+    "qwen3-30b-a3b@h200/operators", "llama-2-7b@a100-80g",
 )  # fmt: skip
 SCARCE = 2.5  # longest requests that fit, where memory is scarce
 EVERY = 10  # cells between two states of the file

@@ -13,7 +13,7 @@ rank, with the constants of `kernel_rates.py`. T tokens, P parameters:
     prefill_attention    pairs' FLOPs / compute rate + a start and the moved heads
     allreduce  two a layer: start + ring bytes / bus rate, which grows with the message; and of
                data-parallel ranks, around experts, a gather of all tokens and a scatter
-    layers     of small kernels, of which latent attention has more
+    layers     of small kernels, of which latent attention and products in FP8 blocks have more
     host       scheduler, input preparation, sampling
 
 The experts that a step chooses are those of Zipf draws, which leave out more than even ones, and
@@ -38,6 +38,7 @@ from twinserve.profiles.forms.kernel_rates import (
     EXPERTS_LONGER,
     PCIE_START_S,
     PROMPT_LAYER_S,
+    RATES,
     TRITON_ATTENTION,
     ZIPF,
     Rates,
@@ -46,7 +47,7 @@ from twinserve.profiles.forms.kernel_rates import (
     rates_of,
     sustained,
 )
-from twinserve.profiles.forms.roofline import Efficiency, RooflineModel, pcie_sharing
+from twinserve.profiles.forms.roofline import LAYER_KERNELS, Efficiency, RooflineModel, pcie_sharing
 from twinserve.profiles.specs import GpuSpec, ModelSpec
 
 
@@ -102,6 +103,9 @@ PADDED_RELEASES = ((0, 11), (0, 14))  # from, to before
 PADDED_ROWS = 127  # for each expert
 PADDED_MOVED = 1.5  # read in 8 bits and written in 16: rows that no token has
 QUANTISING_SHARE = 0.8  # of the memory's rate, for three bytes a value
+# Products of a layer whose inputs a kernel of its own quantises, in FP8 blocks: attention's two and
+# the MLP's or experts' two (vLLM 0.32, BlockScaledMMLinearKernel.py, moe_kernel_quantize_input).
+QUANTISED_PRODUCTS = 4
 
 
 def sums_kernels(llm: ModelSpec) -> bool:
@@ -158,6 +162,12 @@ class KernelsModel(RooflineModel):
             self._gemm_moved += share * of.moved * 2.0 * moved / memory
             if gpu.flops_of(multiplies) != gpu.peak_flops:
                 self._gemm_moved += share * 3.0 * inputs / (QUANTISING_SHARE * memory)
+        if few == "fp8 blocks" and rates is not RATES["hopper"]:  # layer_s of Hopper has them
+            products = (
+                QUANTISED_PRODUCTS + (llm.latent is not None) + 2 * (llm.shared_intermediate > 0)
+            )
+            started = llm.layers * self.efficiency.layer_s * products / LAYER_KERNELS
+            self._layer_s, self._fixed = self._layer_s + started, self._fixed + started
 
     def _set_experts(self, rates: Rates, release: tuple[int, ...]) -> None:
         llm, gpu = self.llm, self.gpu
@@ -180,8 +190,11 @@ class KernelsModel(RooflineModel):
         inner = of.inner * llm.intermediate / width
         moved = llm.expert_layers * 2.0 * (of.moved * llm.hidden + inner) / memory
         self._expert_moved = moved
-        self._expert_fixed = llm.expert_layers * rates.expert_layer_s
-        self._expert_prompt = llm.expert_layers * max(of.start_s, rates.expert_layer_s)
+        # Marlin's kernels of unpacked weights align tokens on every GPU as they do on Hopper
+        aligned = RATES["hopper"].expert_layer_s if name == "unpacked" else 0.0
+        fixed = max(rates.expert_layer_s, aligned)
+        self._expert_fixed = llm.expert_layers * fixed
+        self._expert_prompt = llm.expert_layers * max(of.start_s, fixed)
         self._padded, self._padded_moved = 0, 0.0
         if padded:
             own = llm.experts / self._sharing if self._sharing else llm.experts  # of a rank

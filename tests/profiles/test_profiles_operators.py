@@ -379,7 +379,9 @@ def test_a_gpu_without_tables_is_one_clear_line():
         operator_profile("llama-3.1-8b", "rtx4090")
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x7b@h100:tp2", "qwen3-30b-a3b@h200"])
+@pytest.mark.parametrize(
+    "name", ["mixtral-8x7b@h100:tp2/operators", "qwen3-30b-a3b@h200/operators"]
+)
 def test_the_kernels_of_a_mixture_are_near_its_tables(name):
     """On Hopper, which has tables of both. One request takes longer than the tables say: these lack
     what a layer of experts takes besides."""
