@@ -107,6 +107,8 @@ class StepPlan:
                   lands. Each row computes as many tokens again; rows that emit decode one token
     chunked       with `valid_for`: some rows are prompts, none of which ends in these steps
     valid_until_s further steps must start before this time (seconds on the engine's clock)
+
+    outlasts_ends: with `valid_for`, requests that end with the step under way change nothing.
     """
 
     rows: np.ndarray = field(default_factory=lambda: _NO_ROWS)
@@ -120,6 +122,7 @@ class StepPlan:
     moves: list[KvMove] = field(default_factory=list)
     valid_for: int = 0
     chunked: bool = False
+    outlasts_ends: bool = False
     valid_until_s: float = math.inf
 
     def once(self) -> StepPlan:
@@ -134,9 +137,8 @@ class StepPlan:
             self.begun,
             self.offload,
             self.moves,
-            0,
-            self.chunked,
-            self.valid_until_s,
+            chunked=self.chunked,
+            valid_until_s=self.valid_until_s,
         )
 
     def __bool__(self) -> bool:

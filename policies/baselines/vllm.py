@@ -108,6 +108,8 @@ class VllmPolicy(Policy[VllmOptions]):
         self.waiting = make_queue(self.options.scheduling)
         self.running: list[int] = []
         self._rows: np.ndarray | None = None  # `running` as an array, until it changes
+        # of those that run; a subclass may do more when a request ends
+        self._ends_free_memory_only = type(self).on_finish is VllmPolicy.on_finish
         self._draining: Container[int] = ()
         self._passed: list[int] = []  # of these, taken out of `waiting` while others are admitted
 
@@ -135,7 +137,9 @@ class VllmPolicy(Policy[VllmOptions]):
         budget = self._grant_running(plan, requests, ledger)
         if not plan.preempted and budget > 0 and (self.waiting or self.fetching):
             self._admit_waiting(plan, budget, requests, ledger)
-        if len(plan.rows) == len(self.running):
+        # Of running rows only those whose last token is being computed lack none.
+        plan.outlasts_ends = self._ends_free_memory_only and budget > 0 and not self.waiting
+        if len(plan.rows) == len(self.running) or plan.outlasts_ends:
             # Whatever holds the queue back now (seats, memory, budget) still does while nothing
             # ends or arrives. Of a prompt's chunk it is the budget or the cap.
             plan.valid_for = further_steps(plan, requests, ledger, self._shut(plan, ledger))

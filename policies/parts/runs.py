@@ -17,6 +17,7 @@ from twinserve.policies.requests import RequestTable
 # A decision to decode on is handed to the engine for at most this many steps: more would seldom be
 # used, since an arrival or an end comes before, and must be checked for memory.
 LONGEST_RUN = 256
+LONGEST_DECODES = 1024  # the same if nothing but memory is checked (`further_decodes`)
 LONGEST_MIXED_RUN = 32  # the same with prompts: each of its steps is timed by itself
 
 
@@ -34,7 +35,7 @@ def further_decodes(plan: StepPlan, requests: RequestTable, ledger: KvLedger) ->
     """
     if not decodes_only(plan, requests):
         return 0
-    return max(0, ledger.decode_steps(plan.rows, LONGEST_RUN) - 1)
+    return max(0, ledger.decode_steps(plan.rows, LONGEST_DECODES) - 1)
 
 
 def further_steps(plan: StepPlan, requests: RequestTable, ledger: KvLedger, shut: bool) -> int:

@@ -83,7 +83,8 @@ class Engine:
         self.launch_s = 0.0
         self.down = False
         self._void_loads: list[Load] = []  # of the steps under way when it died, by their begin
-        self._news = False  # something arrived, landed or ended since the last plan was made
+        self._news = False  # something arrived or landed since the last plan was made ...
+        self._ends = False  # ... or ended
         self._since_s: float | None = None  # when planning began, if it was ahead; None: now
         if core.asynchronous and not core.policy.asynchronous:
             raise PolicyError(
@@ -260,7 +261,7 @@ class Engine:
     # -- plan --------------------------------------------------------------------------------------
     def _plan(self) -> StepPlan:
         """Of an engine that is settled."""
-        self._news = False
+        self._news = self._ends = False
         started = time.perf_counter()
         plan = self.core.plan(self.clock.now)
         self.decision_seconds.append(time.perf_counter() - started)
@@ -333,7 +334,8 @@ class Engine:
         overhead = self.decision_overhead
         if overhead is None:
             overhead = self.decision_seconds[-1]
-        if core.asynchronous and plan.valid_for and (overhead or self._news):
+        changed = self._news or (self._ends and not plan.outlasts_ends)
+        if core.asynchronous and plan.valid_for and (overhead or changed):
             # It stands for one step: what has happened since is not in it, or the next one may take
             # longer than the step.
             plan = plan.once()
@@ -508,7 +510,7 @@ class Engine:
         if self.on_first_token is not None and len(fresh := self._first_here(executed, gaps)):
             self.on_first_token(fresh)
         if executed.outcome.finished:
-            self._news = True
+            self._ends = True
             self.on_ended(executed.outcome.finished)
         if self.on_step is not None:
             self.on_step()

@@ -81,6 +81,14 @@ def test_who_keeps_an_ending_request_gives_its_seat_away_a_step_later():
     assert begin == {"vllm": 4.0, "vllm-v0": 3.0, "bros": 3.0}
 
 
+def test_a_plan_stands_although_a_request_ends_if_no_other_waits():
+    """The prompts and the first decode are planned at 0, and what follows each end with it."""
+    workload = Workload.build([0.0] * 3, [8] * 3, [5, 9, 30])
+    at_once, singly = (simulate_async(workload, model=STEP, fast=fast) for fast in (True, False))
+    same_rows(at_once.rows, singly.rows)
+    assert [len(sim.audits[0].decisions) for sim in (at_once, singly)] == [5, 31]
+
+
 # -- what a policy sees ----------------------------------------------------------------------------
 class Looks(VllmPolicy):
     """Notes the first request's columns at each plan, and what it is told."""
