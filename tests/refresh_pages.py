@@ -21,8 +21,7 @@ _LIKE = 0.6  # of two lines, for one to be the other's successor
 
 def printed(page: Path, folder: Path) -> Iterator[tuple[str, str]]:
     """(what is shown, what is printed) for each command of the page."""
-    sweeps = page.name == test_sweep_page.PAGE.name
-    for command, shown in test_sweep_page.commands() if sweeps else test_readme.commands(page):
+    for command, shown in test_readme.commands(page):
         if command.startswith(test_readme.ELSEWHERE) or test_readme.LIVE.search(command):
             continue
         print(f"$ {command}", file=sys.stderr)

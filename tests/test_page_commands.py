@@ -13,7 +13,7 @@ from tests import test_readme
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (
     *("fleet", "from_vllm", "metrics", "policies", "profiles", "traces", "invariants"),
-    *("studies", "validation", "bros", "layerkv", "justitia"),
+    *("optimality", "validation", "bros", "layerkv", "justitia"),
 )
 CASES = [
     pytest.param(page, command, shown, id=f"{page}: {command[:60]}")
@@ -50,6 +50,5 @@ def test_command(page: str, command: str, shown: str, folder: Path):
     said = done.stdout + done.stderr
     assert (done.returncode != 0) == shown.startswith("error:"), said
     if os.environ.get("TWINSERVE_TRACES"):  # a replica of the trace gives other figures
-        printed = test_readme.comparable(said)
-        missing = [line for line in test_readme.comparable(shown) if line not in printed]
+        missing = test_readme.lacking(shown, said)
         assert not missing, f"the page shows {missing}; the command prints\n{said}"

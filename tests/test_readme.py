@@ -57,6 +57,14 @@ def comparable(text: str) -> list[str]:
     return [line for line in lines if line and not VARIES.search(line)]
 
 
+def lacking(shown: str, said: str, live: bool = False) -> list[str]:
+    """Lines of a page that a command does not print; live: their numbers are the machine's."""
+    got, expected = comparable(said), comparable(shown)
+    if live:
+        got, expected = words(got), words(expected)
+    return [line for line in expected if line not in got]
+
+
 def provide(folder: Path) -> None:
     """Files that a reader of the pages has: the policy of the guide, and Azure's recording under a
     name of its own (where it is not at hand, a few requests in its format)."""
@@ -164,8 +172,5 @@ def test_command(page: Path, command: str, shown: str, folders: dict[Path, Path]
     assert "Traceback" not in said
     if shown and (expected_to_fail or os.environ.get("TWINSERVE_TRACES")):
         # Figures are those of the original trace; its replica gives others.
-        got, expected = comparable(said), comparable(shown)
-        if live:
-            got, expected = words(got), words(expected)
-        missing = [line for line in expected if line not in got]
+        missing = lacking(shown, said, live)
         assert not missing, f"{page.name} shows {missing}; the command prints\n{said}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import test_readme
 from tests.commands import status
 from tests.sim.routing import Scene, prompt
 from twinserve.sim.cli import main as cli
@@ -17,8 +18,7 @@ from twinserve.sim.fleet.routers.registry import ROUTERS
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "routers.md").read_text("utf-8")
 (CODE,) = re.findall(r"^```python\n# two_choices.py\n(.*?)^```$", PAGE, re.S | re.M)
-(CONSOLE,) = re.findall(r"^```console\n(.*?)^```$", PAGE, re.S | re.M)
-COMMANDS = [part.partition("\n")[::2] for part in re.split(r"^\$ ", CONSOLE, flags=re.M)[1:]]
+COMMANDS = test_readme.commands_of(PAGE)
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,5 @@ def test_command(command: str, shown: str, folder: Path):
     done = test_readme.carried_out(command, folder)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    got = test_readme.comparable(said)
-    missing = [line for line in test_readme.comparable(shown) if line not in got]
+    missing = test_readme.lacking(shown, said)
     assert not missing, f"the page shows {missing}; the command prints\n{said}"

@@ -136,8 +136,7 @@ def test_a_section_leads_from_nothing_to_its_answer(user, newcomer):
         assert (done.returncode != 0) == shown.startswith("error:"), said
         assert "Traceback" not in said
         if os.environ.get("TWINSERVE_TRACES"):  # figures are those of the original traces
-            got = test_readme.comparable(said)
-            assert [line for line in test_readme.comparable(shown) if line not in got] == [], said
+            assert test_readme.lacking(shown, said) == [], said
 
 
 @pytest.mark.nightly

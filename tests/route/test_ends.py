@@ -14,7 +14,6 @@ import pytest
 from tests.route.fronts import prompts_of, scene, text
 from tests.route.test_front import raw, words
 from tests.route.test_prompts import told
-from twinserve.backends.live.route.measured import KvMemory, read_load
 from twinserve.sim.fleet.routers.base import Router, Verdict
 
 pytestmark = pytest.mark.usefixtures("http")
@@ -170,11 +169,6 @@ async def test_checks_go_on_after_one_that_went_wrong(monkeypatch):
         await made.until(lambda: fleet.up == [0])
         made.workers[0].running = 4
         await made.until(lambda: fleet.view.load(fleet.view.up[0]).running == 4)
-
-
-def test_infinity_is_no_measurement():
-    page = "\nvllm:num_requests_running +Inf\nvllm:num_requests_waiting 1\n"
-    assert read_load(page, 0.0, KvMemory()) is None
 
 
 @pytest.mark.slow

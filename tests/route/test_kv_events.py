@@ -15,8 +15,7 @@ pytest.importorskip("zmq")
 from tests.route.fake_worker import tokens_of
 from tests.route.fronts import Scene, scene
 from tests.route.kv_publisher import BLOCK, CLEARED, KvPublisher, removed, stored
-from twinserve.backends.live.route.settings import KvEndpoints, RouteSettings, router_of
-from twinserve.sim.setup.config import SettingsError
+from twinserve.backends.live.route.settings import KvEndpoints, RouteSettings
 
 pytestmark = pytest.mark.usefixtures("http")
 
@@ -153,17 +152,6 @@ def _gaps(made: Scene, outcome: str) -> float:
     return made.front.counters.kv_gaps.labels(url, outcome)._value.get()
 
 
-async def test_a_server_that_was_started_anew_behind_the_same_port():
-    async with heard() as (made, (one, _)):
-        await one.publish(stored(IDS[0]))
-        await one.publish(CLEARED, stored(IDS[0]))
-        await knows(made, 0, 10)
-        one.begin_anew()
-        await one.publish(stored(IDS[1][: 3 * BLOCK]))
-        await knows(made, 0, 3)
-        assert await of(made, 0, "kv_gaps_total", outcome="restarted") == 1
-
-
 @pytest.mark.slow
 async def test_a_worker_that_was_down_is_listened_to_again():
     async with heard() as (made, (one, _)):
@@ -298,16 +286,3 @@ def test_endpoints_of_workers():
 def test_endpoints_that_are_none(given, said):
     with pytest.raises(ValueError, match=said):
         RouteSettings(workers=["http://a:1", "http://b:1"], kv_events=given)
-
-
-@pytest.mark.parametrize(
-    ("router", "profile", "said"),
-    [
-        ("conductor", None, "--profile"),
-        ("dynamo-kv:events_age=1", None, "drop events_age"),
-        ("llm-d:index=exact,events_lost=0.5", None, "drop events_lost"),
-    ],
-)
-def test_routers_that_hear_events_and_want_more(router: str, profile: str | None, said: str):
-    with pytest.raises(SettingsError, match=said):
-        router_of(router, True, profile)

@@ -11,7 +11,7 @@ import pytest
 from tests.route.fronts import scene, text
 from tests.route.test_front import words
 from twinserve.backends.live.route.continuation import CHAT, COMPLETIONS, Continuation, obstacle
-from twinserve.backends.live.route.messages import Events, data_of
+from twinserve.backends.live.route.messages import data_of
 
 USAGE = {"include_usage": True}
 MESSAGES = [{"role": "user", "content": "w5 w6"}]
@@ -162,11 +162,3 @@ def test_what_is_missing_after_the_last_token():
         "prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3
     }  # fmt: skip
     assert done == b"data: [DONE]\n\n"
-
-
-def test_events_in_pieces_of_any_size():
-    whole = b"data: a\n\n: note\r\n\r\ndata: b\n\n"
-    for size in range(1, len(whole)):
-        events = Events()
-        found = [e for i in range(0, len(whole), size) for e in events.feed(whole[i : i + size])]
-        assert found == [b"data: a\n\n", b": note\n\n", b"data: b\n\n"], size

@@ -144,19 +144,22 @@ def test_an_older_measurement_replaces_no_newer_one():
 
 
 @pytest.mark.parametrize(
-    ("router", "said"),
+    ("router", "events", "said"),
     [
-        ("dynamo-kv", "dynamo-kv:index=approximate"),
-        ("conductor", "KV events"),
-        ("llm-d:lost=0.1,interval=1", "drop lost"),
-        ("llm-d:age=0.2", "drop age"),
-        ("llm-d:index=exact", "--kv-events.*llm-d:index=approximate"),
-        ("dynamo-kv:events_age=1", "--kv-events"),
+        ("dynamo-kv", False, "dynamo-kv:index=approximate"),
+        ("conductor", False, "KV events"),
+        ("conductor", True, "--profile"),
+        ("llm-d:lost=0.1,interval=1", False, "drop lost"),
+        ("llm-d:age=0.2", False, "drop age"),
+        ("llm-d:index=exact", False, "--kv-events.*llm-d:index=approximate"),
+        ("llm-d:index=exact,events_lost=0.5", True, "drop events_lost"),
+        ("dynamo-kv:events_age=1", False, "--kv-events"),
+        ("dynamo-kv:events_age=1", True, "drop events_age"),
     ],
 )
-def test_routers_that_cannot_be_live_are_refused(router, said):
+def test_routers_that_cannot_be_live_are_refused(router, events, said):
     with pytest.raises(SettingsError, match=said) as error:
-        router_of(router)
+        router_of(router, events)
     assert "\n" not in str(error.value)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.route.fronts import prompts_of
 from twinserve.backends.live.route.measured import KvMemory, read_load, read_memory
-from twinserve.backends.live.route.prompts import Numbers, Prompts, prompt_of
+from twinserve.backends.live.route.prompts import Prompts, prompt_of
 from twinserve.policies.requests import RequestClass
 from twinserve.sim.results.recorder import Load
 
@@ -98,12 +98,6 @@ def test_sessions_are_told_apart():
     prompts = prompts_of()
     numbers = [told({"prompt": "x"}, prompts, session=s).affinity for s in ("a", "b", "a", None)]
     assert numbers[0] == numbers[2] != numbers[1] and numbers[3] == -1
-
-
-def test_names_are_reused_when_there_is_no_room():
-    names = Numbers(3)
-    assert [names.of(key) for key in (b"a", b"b", b"c", b"a", b"d")] == [0, 1, 2, 0, 1]
-    assert len(names) == 3
 
 
 PAGE = """# TYPE vllm:num_requests_running gauge

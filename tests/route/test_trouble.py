@@ -121,21 +121,6 @@ async def test_back_pressure():
         assert made.front.fleet.in_flight == 0
 
 
-async def test_real_time_requests_leave_the_queue_first():
-    async with scene(1, max_in_flight=1) as made:
-        worker = made.workers[0]
-        worker.gate.clear()
-        tasks = []
-        for i, kind in enumerate(("rt", "be", "be", "rt")):
-            xargs = {"class": kind}
-            tasks.append(asyncio.create_task(made.post(prompt=f"w{i}", vllm_xargs=xargs)))
-            await made.until(lambda: made.front.under_way == len(tasks))  # noqa: B023
-        await made.until(lambda: made.front.admission.waiting == 3)
-        worker.gate.set()
-        await asyncio.gather(*tasks)
-        assert [body["prompt"] for _, body, _ in worker.seen] == ["w0", "w3", "w1", "w2"]
-
-
 async def test_a_router_may_reject():
     async with scene(1, router="round-robin:shed_be=1") as made:
         made.workers[0].gate.clear()
