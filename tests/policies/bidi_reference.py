@@ -27,9 +27,8 @@ class Part:
 class State:
     parts: dict[int, list[Part]] = field(default_factory=dict)  # row -> its block table
     swapped: dict[int, int] = field(default_factory=dict)  # row -> tokens
-    data: dict[tuple[int, int], tuple[int, int]] = field(
-        default_factory=dict
-    )  # (block, slot) -> (row, token)
+    # (block, slot) -> (row, token)
+    data: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     host: set[tuple[int, int]] = field(default_factory=set)  # (row, token)
     pinned: set[int] = field(default_factory=set)
     moves: list[tuple[int, str, int]] = field(default_factory=list)  # (row, "d2h" or "h2d", token)

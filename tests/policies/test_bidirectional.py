@@ -147,11 +147,8 @@ def test_overwriting_checkpoints_exactly_the_one_slot():
         board.row("a"),
     )
     assert (entry.first, entry.end, entry.missing_row, entry.missing_slots) == (
-        3,
-        4,
-        board.row("a"),
-        (3, 4),
-    )
+        3, 4, board.row("a"), (3, 4),
+    )  # fmt: skip
 
 
 def test_missing_slots_come_back_when_their_owner_runs_and_are_never_copied_twice():

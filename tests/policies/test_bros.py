@@ -144,9 +144,8 @@ def test_residual_time_of_a_token_group():
     row, policy = np.array([0]), desk.policy
     # A group of three has 0.6 s from 0.02 s on; 0.08 s have passed, two iterations must follow.
     assert policy.queues.residual(row, desk.table, 0.1) == pytest.approx(0.6 - 0.08 - 2 * 0.02)
-    desk.iteration(
-        0.1, seconds=0.04
-    )  # T_avg becomes 0.03 s; two of the group are left, due 0.4 s on
+    # T_avg becomes 0.03 s; two of the group are left, due 0.4 s on
+    desk.iteration(0.1, seconds=0.04)
     assert policy.queues.residual(row, desk.table, 0.14) == pytest.approx(0.4 - 0.03)
     desk.iteration(0.14, seconds=0.03)
     assert policy.queues.residual(row, desk.table, 0.17) == pytest.approx(0.2)
@@ -360,9 +359,8 @@ def test_real_time_preempts_blocks_of_a_best_effort_request_without_dropping_it(
     desk.arrives("x", 15)
     assert desk.order(0.0) == "x"
     desk.arrives("a", 8, output=1, ttft=0.5, at=0.1)
-    assert (
-        desk.order(0.1) == "a"
-    )  # in two of x's blocks, one of them the last; x cannot run beside it
+    # in two of x's blocks, one of them the last; x cannot run beside it
+    assert desk.order(0.1) == "a"
     assert not desk.preempted() and desk.held("x") == 4
     assert desk.moves() == [("x", "d2h", 7, "step")]
     assert desk.order(0.2) == "x"

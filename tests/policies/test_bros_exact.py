@@ -47,15 +47,9 @@ def example(residual: float, **changes) -> Instance:
     new, context = np.array([100, 20, 1, 1]), np.array([100, 20, 50, 60])
     batch = Batch(np.arange(4), prefill, new, context, np.zeros(4, np.int64))
     instance = Instance(
-        batch,
-        np.array([residual]),
-        np.array([0.1]),
-        pace=0.2,
-        size=4,
-        tokens=1000,
-        new_blocks=np.zeros(4, np.int64),
-        empty_blocks=0,
-    )
+        batch, np.array([residual]), np.array([0.1]), pace=0.2, size=4, tokens=1000,
+        new_blocks=np.zeros(4, np.int64), empty_blocks=0,
+    )  # fmt: skip
     return replace(instance, **changes)
 
 
@@ -97,12 +91,9 @@ def test_by_hand(name, solve):
 @pytest.mark.parametrize("solve", [enumerate_batches, solve_milp])
 def test_nobody_with_memory_is_no_solution(solve):
     batch = Batch(
-        np.arange(2),
-        np.zeros(2, bool),
-        np.ones(2, np.int64),
-        np.array([4, 8]),
+        np.arange(2), np.zeros(2, bool), np.ones(2, np.int64), np.array([4, 8]),
         np.zeros(2, np.int64),
-    )
+    )  # fmt: skip
     nobody = np.zeros(0)
     stuck = Instance(batch, nobody, nobody, np.inf, 2, 100, np.ones(2, np.int64), 0)
     assert solve(stuck, TIMES) is None

@@ -268,13 +268,9 @@ def test_an_estimate_that_is_off_is_corrected(error, seed):
     it."""
     rng = np.random.default_rng(seed)
     believed = FitModel(
-        MODEL.beta / error,
-        MODEL.alpha / error,
-        MODEL.knee,
-        MODEL.kappa / error,
-        MODEL.delta0 / error,
-        MODEL.delta1 / error,
-    )
+        MODEL.beta / error, MODEL.alpha / error, MODEL.knee, MODEL.kappa / error,
+        MODEL.delta0 / error, MODEL.delta1 / error,
+    )  # fmt: skip
     n = 60
     workload = requests(
         np.sort(rng.uniform(0, 3, n)), rng.integers(300, 900, n), rng.integers(50, 90, n), tpot=0.03

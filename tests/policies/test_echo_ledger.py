@@ -28,9 +28,8 @@ class Desk:
     def submit(self, text: str, service_class: int) -> int:
         n = int(text[1:])
         prefix = 10 * (ord(text[0]) - ord("A")) + np.arange(n)
-        row = self.table.submit(
-            text, prefix, prompt_tokens=4 * n + 1, service_class=service_class
-        )  # one token more: all blocks can hit
+        # one token more: all blocks can hit
+        row = self.table.submit(text, prefix, prompt_tokens=4 * n + 1, service_class=service_class)
         self.ledger.begin_step()
         return row
 
@@ -85,17 +84,9 @@ def test_the_lowest_priority_goes_first_then_the_least_recently_used():
     desk = filled()
     # within a text the tail was released before the head
     assert desk.order() == [
-        ("B1", 0.0),
-        ("B0", 0.0),
-        ("E1", 0.0),
-        ("E0", 0.0),
-        ("C1", 0.5),
-        ("C0", 0.5),
-        ("D1", 1.0),
-        ("D0", 1.0),
-        ("A1", 2.0),
-        ("A0", 2.0),
-    ]
+        ("B1", 0.0), ("B0", 0.0), ("E1", 0.0), ("E0", 0.0), ("C1", 0.5), ("C0", 0.5), ("D1", 1.0),
+        ("D0", 1.0), ("A1", 2.0), ("A0", 2.0),
+    ]  # fmt: skip
     assert desk.ledger.pool.blank == 0 and desk.ledger.free_blocks == 10
 
 

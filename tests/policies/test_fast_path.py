@@ -146,12 +146,9 @@ def test_a_prompt_too_long_to_join_does_not_break_runs(policy, kind, decisions):
     """It waits until those that run have ended, some of them behind it in the order, and is not
     asked for at every step."""
     workload = Workload.build(
-        [0.0, 0.0, 0.01, 0.05],
-        [5, 5, 60, 600],
-        [60, 80, 100, 5],
-        slo_ttft_s=np.full(4, 1.0),
+        [0.0, 0.0, 0.01, 0.05], [5, 5, 60, 600], [60, 80, 100, 5], slo_ttft_s=np.full(4, 1.0),
         slo_tpot_s=np.full(4, 0.02),
-    )
+    )  # fmt: skip
     limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=100, max_model_len=1024)
     steps, gaps, ended, engine = simulate(workload, policy, kind, 1200, limits=limits)
     exact = simulate(workload, policy, kind, 1200, limits=limits, fast=False)

@@ -268,11 +268,8 @@ def test_layers_leave_and_come_back_in_one_order():
     ledger.begin_step()
     ledger.onload(0, 2)
     assert [layer for layer, cells in block_table(ledger, 0).items() if cells is None] == [
-        0,
-        2,
-        4,
-        6,
-    ]
+        0, 2, 4, 6,
+    ]  # fmt: skip
 
 
 def test_without_room_on_the_host_nothing_leaves():

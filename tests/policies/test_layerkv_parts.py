@@ -1,5 +1,7 @@
 """LayerKV's formulas, added up by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -48,25 +50,10 @@ def test_every_other_layer_leaves_before_any_two_neighbours(layers):
 # layer and token at 8 bytes/s: T_prefill = n (2,000 + 2 n 8) / 1,000 = 2 n + 0.016 n^2, T_offload =
 # n (8 - x) 2 / 8 = n (8 - x) / 4.
 MODEL = LayerKvModel(
-    alpha=1.0,
-    beta=1.0,
-    parameters=1000,
-    hidden=1,
-    layers=8,
-    flops=1000.0,
-    layer_kv_bytes=2.0,
+    alpha=1.0, beta=1.0, parameters=1000, hidden=1, layers=8, flops=1000.0, layer_kv_bytes=2.0,
     pcie_bytes_per_s=8.0,
-)
-SLOW = LayerKvModel(
-    alpha=1.0,
-    beta=1.0,
-    parameters=1000,
-    hidden=1,
-    layers=8,
-    flops=1000.0,
-    layer_kv_bytes=2.0,
-    pcie_bytes_per_s=4.0,
-)
+)  # fmt: skip
+SLOW = replace(MODEL, pcie_bytes_per_s=4.0)
 BY_PHASE = LinearEstimator(
     BrosLinearModel(PhaseCost(2.0, 0.016, 0.0), PhaseCost(1.0, 0.0, 0.0)), SwapTimeModel(1 / 4)
 )
@@ -165,13 +152,9 @@ def test_free_cells_of_the_next_stages():
       3         29            -  -  2                                    27
     """
     available = available_cells(
-        10,
-        np.array([5, 3, 2]),
-        np.array([4, 1, 2]),
-        np.array([20.0, 16.0, np.inf]),
-        block_tokens=16,
-        horizon=3,
-    )
+        10, np.array([5, 3, 2]), np.array([4, 1, 2]), np.array([20.0, 16.0, np.inf]),
+        block_tokens=16, horizon=3,
+    )  # fmt: skip
     assert available.tolist() == [10, 7, 29, 27]
     assert available_cells(10, np.array([5]), np.array([4]), np.array([1.0]), 16, 0).tolist() == [
         10

@@ -46,11 +46,8 @@ def test_the_page_allows_every_pair_and_prefixes_where_both_know_them():
     assert PLAIN == [(policy, ledger) for policy in policy_names() for ledger in ledger_names()]
     assert {policy for policy, _ in WITH_PREFIXES} == set(policy_names()) - {"bros", "bros-exact"}
     assert {ledger for _, ledger in WITH_PREFIXES} == {
-        "checkpointed",
-        "paged",
-        "paged-rc",
-        "task-aware",
-    }
+        "checkpointed", "paged", "paged-rc", "task-aware",
+    }  # fmt: skip
 
 
 @pytest.mark.nightly

@@ -24,12 +24,9 @@ def test_decodes_come_first_then_prompts_that_have_begun_then_new_ones():
     desk.submit("b", 12, 2)
     desk.submit("c", 9, 2)
     assert desk.scheduled(5) == [
-        {"a": 8},
-        {"a": 2, "b": 6},
-        {"a": 1, "b": 6, "c": 1},
-        {"a": 1, "b": 1, "c": 6},
+        {"a": 8}, {"a": 2, "b": 6}, {"a": 1, "b": 6, "c": 1}, {"a": 1, "b": 1, "c": 6},
         {"a": 1, "c": 2},
-    ]
+    ]  # fmt: skip
     assert [list(s) for s in desk.scheduled(1)] == [["c"]]
 
 

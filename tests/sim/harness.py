@@ -346,9 +346,8 @@ def prefixes(rng: np.random.Generator, prompt: np.ndarray, block: int) -> Prefix
     names, own = [], 1_000_000
     for count in counts.tolist():
         document, shared = int(rng.integers(3)), int(rng.integers(0, count + 1))
-        shared = min(
-            shared, count - 1
-        )  # the last block may be part of a block, and so is nobody else's
+        # the last block may be part of a block, and so is nobody else's
+        shared = min(shared, count - 1)
         names += [1000 * document + i for i in range(shared)]
         names += range(own, own + count - shared)
         own += count - shared

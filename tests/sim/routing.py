@@ -44,16 +44,9 @@ class Scene:
         self.asked: list[float] = []
         self.blocks = blocks
         self.view = FleetView(
-            0.0,
-            list(range(replicas)),
-            [True] * replicas,
-            [0] * replicas,
-            self.router.signals,
-            self._load,
-            [blocks] * replicas,
-            [block] * replicas,
-            models or [Affine()] * replicas,
-        )
+            0.0, list(range(replicas)), [True] * replicas, [0] * replicas, self.router.signals,
+            self._load, [blocks] * replicas, [block] * replicas, models or [Affine()] * replicas,
+        )  # fmt: skip
         self.router.view = self.view
         for replica in range(replicas):
             self.router.on_came(replica)

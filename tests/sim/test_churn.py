@@ -22,13 +22,9 @@ from twinserve.sim.setup.run import Simulation, run_policy
 
 # Powers of two: sums of these are exact, and every part can be told from a total.
 TRAFFIC = TrafficTimes(
-    step_s=2**-14,
-    request_s=2**-17,
-    join_s=2**-9,
-    change_s=2**-11,
-    swap_out_s=2**-8,
+    step_s=2**-14, request_s=2**-17, join_s=2**-9, change_s=2**-11, swap_out_s=2**-8,
     swap_in_s=2**-7,
-)
+)  # fmt: skip
 MODEL = MeasuredModel(
     batches=(1, 16),
     contexts=(16, 4096),
@@ -57,12 +53,9 @@ def profile(tmp_path_factory):
 def settings(profile: str, policy: str, **more) -> SimulationConfig:
     tight = {"num_blocks": 60, "max_num_seqs": 6, "max_num_batched_tokens": 300, "cap_length": 500}
     common = {
-        "trace": "poisson",
-        "requests": 40,
-        "rate": 20.0,
-        "profile": profile,
+        "trace": "poisson", "requests": 40, "rate": 20.0, "profile": profile,
         "slo": "ttft=0.3,tpot=0.02",
-    }
+    }  # fmt: skip
     return SimulationConfig(policy=(policy,), **common | tight | more)
 
 

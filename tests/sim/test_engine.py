@@ -101,9 +101,8 @@ def test_an_arrival_waits_for_the_next_boundary_and_cuts_a_run_there(fast):
     assert second.last_token_s == 8.0
     assert first.last_token_s == 20.0
     assert starts(sim) == [float(i) for i in range(20)]
-    assert len(sim.audits[0].decisions) == (
-        5 if fast else 20
-    )  # prefill, run, with the newcomer: 2, run to the end
+    # prefill, run, with the newcomer: 2, run to the end
+    assert len(sim.audits[0].decisions) == (5 if fast else 20)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -285,9 +284,8 @@ def test_decision_overhead_lengthens_every_step_alike_on_both_paths():
     plain = simulate(workload, blocks=100)
     runs = [simulate(workload, blocks=100, overhead=0.0013, fast=fast) for fast in (True, False)]
     same_rows(runs[0].rows, runs[1].rows)
-    assert len(runs[0].audits[0].decisions) < len(
-        runs[1].audits[0].decisions
-    )  # there were runs at all
+    # there were runs at all
+    assert len(runs[0].audits[0].decisions) < len(runs[1].audits[0].decisions)
     assert runs[0].steps.end_s.iloc[-1] > plain.steps.end_s.iloc[-1]
     one = simulate(Workload.build([0.0], [8], [4]), model=STEP, overhead=0.25)
     assert one.steps.end_s.tolist() == [1.25, 2.5, 3.75, 5.0]

@@ -106,14 +106,10 @@ def test_a_policy_knows_when_the_engine_got_a_request_and_no_more():
 # -- closed loops ----------------------------------------------------------------------------------
 def test_the_next_turn_is_sent_when_the_last_one_was_seen():
     workload = Workload.build(
-        np.array([0.0, np.nan, np.nan]),
-        np.full(3, 100),
-        np.full(3, 10),
-        group=np.zeros(3, np.int64),
-        stage=np.arange(3),
-        delay_s=np.array([0.0, 0.0, 0.5]),
+        np.array([0.0, np.nan, np.nan]), np.full(3, 100), np.full(3, 10),
+        group=np.zeros(3, np.int64), stage=np.arange(3), delay_s=np.array([0.0, 0.0, 0.5]),
         group_names=["one"],
-    )
+    )  # fmt: skip
     rows = simulate(workload, front_end=SLOW).requests.sort_values("stage")
     sent, seen = rows["arrival_s"].to_numpy(), rows["last_token_s"].to_numpy()
     assert sent[1] == seen[0] and sent[2] == seen[1] + 0.5
@@ -153,14 +149,9 @@ def test_a_client_may_leave_while_its_request_is_in_the_front_end():
 
 def test_a_session_ends_with_an_answer_that_came_too_late():
     workload = Workload.build(
-        np.array([0.0, np.nan]),
-        np.full(2, 100),
-        np.full(2, 10),
-        group=np.zeros(2, np.int64),
-        stage=np.arange(2),
-        delay_s=np.zeros(2),
-        group_names=["one"],
-    )
+        np.array([0.0, np.nan]), np.full(2, 100), np.full(2, 10), group=np.zeros(2, np.int64),
+        stage=np.arange(2), delay_s=np.zeros(2), group_names=["one"],
+    )  # fmt: skip
     whole = simulate(workload, front_end=SLOW).requests
     first = float((whole["last_token_s"] - whole["arrival_s"]).iloc[0])
     run = simulate(workload, front_end=SLOW, client_timeout=first - 0.5 * SLOW.response_s)
@@ -203,16 +194,9 @@ def test_every_request_ends_once_whatever_clients_do(seed):
 
 # -- threads ---------------------------------------------------------------------------------------
 SERVICE = Service(
-    accept_s=1e-3,
-    submit_s=1e-3,
-    prompt_token_s=1e-6,
-    tokenise_s=2e-6,
-    step_s=3e-4,
-    token_s=2e-5,
-    chunk_s=3e-5,
-    client_request_s=4e-4,
-    client_chunk_s=3e-5,
-)
+    accept_s=1e-3, submit_s=1e-3, prompt_token_s=1e-6, tokenise_s=2e-6, step_s=3e-4, token_s=2e-5,
+    chunk_s=3e-5, client_request_s=4e-4, client_chunk_s=3e-5,
+)  # fmt: skip
 QUEUED = Delays(1e-3, 0.0, 5e-4, SERVICE)
 
 

@@ -196,13 +196,9 @@ def test_every_report_of_a_run_with_such_a_profile_says_so(quiet, tmp_path):
         )
         save_profile(profile, folder / "p.json")
         config = SimulationConfig(
-            policy=("vllm",),
-            trace="fixed:8,2",
-            rate=9.0,
-            requests=3,
-            profile=str(folder / "p.json"),
-            async_scheduling=False,
-        )
+            policy=("vllm",), trace="fixed:8,2", rate=9.0, requests=3,
+            profile=str(folder / "p.json"), async_scheduling=False,
+        )  # fmt: skip
         (result,) = simulate(config).values()
         write_run(folder / "run", result)
         page = write_report([folder / "run"], folder / "page.html").read_text()

@@ -133,11 +133,8 @@ def test_unfinished_requests_are_left_out_of_latencies_and_miss_their_objectives
     only_ttft = [r | {"slo_tpot_s": NAN} for r in (*THREE, starved, cut)]
     rt = summarise(rows_of(only_ttft))["classes"]["rt"]
     assert rt["slo_attainment"] == rt["ttft_attainment"] == pytest.approx(3 / 5)
-    only_ttft[-1] |= {
-        "outcome": "disconnected",
-        "ended_s": 13.0,
-        "computed_tokens": 42,
-    }  # e had its token in vain
+    # e had its token in vain
+    only_ttft[-1] |= {"outcome": "disconnected", "ended_s": 13.0, "computed_tokens": 42}
     rt = summarise(rows_of(only_ttft))["classes"]["rt"]
     assert rt["slo_attainment"] == pytest.approx(2 / 5)
 

@@ -129,14 +129,9 @@ def test_the_settings_of_a_run_give_the_same_run_again(capsys, tmp_path):
     code, _, err = run(capsys, simulate_main, *flags, "--slo", slo, "--out", tmp_path / "one")
     assert code == 0, err
     code, _, err = run(
-        capsys,
-        simulate_main,
-        "--config",
-        tmp_path / "one/run.json",
-        "-q",
-        "--out",
+        capsys, simulate_main, "--config", tmp_path / "one/run.json", "-q", "--out",
         tmp_path / "two",
-    )
+    )  # fmt: skip
     assert code == 0, err
     one, two = ((tmp_path / name / "summary.json").read_bytes() for name in ("one", "two"))
     assert one == two

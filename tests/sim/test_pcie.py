@@ -127,9 +127,8 @@ def test_a_row_with_two_transfers_waits_for_the_later_one():
         limits=LIMITS,
         bytes_per_s=BYTES,
     )
-    assert (
-        sim.requests.last_token_s[0] == 9.0
-    )  # three tokens by 3 s, landed at 6.5 s, two more steps from 7 s
+    # three tokens by 3 s, landed at 6.5 s, two more steps from 7 s
+    assert sim.requests.last_token_s[0] == 9.0
 
 
 def test_a_transfer_of_some_layers_moves_their_share():
@@ -164,11 +163,8 @@ def test_a_plan_without_work_still_moves_and_the_engine_plans_again_when_it_is_d
         Workload.build([0.0], [8], [3]), policy, model=STEP, limits=LIMITS, bytes_per_s=BYTES
     )
     assert starts(sim) == pytest.approx([0, 2.5, 3.5], abs=1e-4)
-    assert sim.steps.to_host_bytes.tolist() == [
-        0,
-        1_500_000,
-        0,
-    ]  # booked with the step that follows
+    # booked with the step that follows
+    assert sim.steps.to_host_bytes.tolist() == [0, 1_500_000, 0]
 
 
 # -- host memory -----------------------------------------------------------------------------------

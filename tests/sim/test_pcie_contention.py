@@ -280,13 +280,9 @@ def test_the_switch():
     """Two L20 with memory for a few prompts: LayerKV's layers and the all-reduces are on one
     link."""
     same = dict(
-        profile="yi-34b-200k@l20:tp2",
-        trace="fixed:1024,64",
-        rate=4.0,
-        requests=12,
-        num_blocks=150,
-        slo="none",
-    )
+        profile="yi-34b-200k@l20:tp2", trace="fixed:1024,64", rate=4.0, requests=12,
+        num_blocks=150, slo="none",
+    )  # fmt: skip
     policy = "layerkv:slo_aware=false,x=0"
     ends = {}
     for on in (True, False):

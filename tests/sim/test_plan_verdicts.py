@@ -68,11 +68,8 @@ def test_parts_that_differ_more_are_less_sure():
 def test_of_a_thousand_requests_a_percentile_needs_whole_ones():
     p = Objective("rt", "ttft", 1.0, statistic="p99.9")
     assert (needed(p, 1000), needed(p, 1001), needed(TTFT, 10), needed(TTFT, 11)) == (
-        999,
-        1000,
-        9,
-        10,
-    )
+        999, 1000, 9, 10,
+    )  # fmt: skip
 
 
 def test_nothing_due_says_nothing():

@@ -42,14 +42,9 @@ def test_a_generated_one_keeps_it():
 
 def test_a_generated_trace_leaves_out_what_a_file_says_of_a_recorded_one(tmp_path):
     file = stored(
-        tmp_path,
-        trace="a.csv",
-        format="azure",
-        rate_scale=2.0,
-        window=(0, 60),
-        raw_arrivals=True,
-        requests=9,
-    )
+        tmp_path, trace="a.csv", format="azure", rate_scale=2.0, window=(0, 60),
+        raw_arrivals=True, requests=9,
+    )  # fmt: skip
     got = with_defaults(SimulationConfig(trace="lmsys"), file=file)
     assert got == SimulationConfig(trace="lmsys", requests=9)
     assert with_defaults(SimulationConfig(trace="b.jsonl"), file=file).format is None

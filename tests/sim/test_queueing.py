@@ -68,15 +68,9 @@ def run(model, arrival, prompt, output, seats):
     blocks = seats * (-(-int((prompt + output).max()) // 1024)) + seats
     workload = Workload.build(arrival, prompt, output)
     return simulate(
-        workload,
-        model=model,
-        limits=limits,
-        blocks=blocks,
-        block_tokens=1024,
-        caching=False,
-        audit=False,
-        estimator=False,
-    )
+        workload, model=model, limits=limits, blocks=blocks, block_tokens=1024, caching=False,
+        audit=False, estimator=False,
+    )  # fmt: skip
 
 
 def poisson(rng, rate, n):
@@ -242,12 +236,9 @@ def busy_run():
     rng = np.random.default_rng(7)
     n = 600
     sim = run(
-        PerRequest(1 / 64),
-        poisson(rng, 1.0, n),
-        rng.integers(1, 50, n),
-        rng.geometric(1 / 40, n),
-        seats=6,
-    )
+        PerRequest(1 / 64), poisson(rng, 1.0, n), rng.integers(1, 50, n),
+        rng.geometric(1 / 40, n), seats=6,
+    )  # fmt: skip
     return sim.requests, sim.steps
 
 
@@ -268,9 +259,8 @@ def test_littles_law(busy_run):
     sojourn = (requests.last_token_s - requests.arrival_s).mean()
     rate = len(requests) / span
     assert area / span == pytest.approx(rate * sojourn, rel=1e-9)
-    assert in_steps / span < rate * sojourn * (
-        1 - 1e-3
-    )  # arrivals during steps are not a rounding error
+    # arrivals during steps are not a rounding error
+    assert in_steps / span < rate * sojourn * (1 - 1e-3)
 
 
 def test_utilisation_law(busy_run):

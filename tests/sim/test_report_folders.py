@@ -33,12 +33,9 @@ def sized(replicas: int = 2, answer: str = "meets", share: float = 0.97) -> dict
     kept |= {"value_s": 0.5, "slack": 0.5, "answer": answer}
     memory = {"predicted_share": 0.31, "held_share": 0.25, "exceeded": 0.04}
     return {
-        "replicas": replicas,
-        "answer": answer,
-        "attained": [[kept]],
-        "peak_kv_share": 0.42,
+        "replicas": replicas, "answer": answer, "attained": [[kept]], "peak_kv_share": 0.42,
         "memory": memory,
-    }
+    }  # fmt: skip
 
 
 def row(gpu: str, usd: float, answer: str = "meets", share: float = 0.97) -> dict:
@@ -181,15 +178,9 @@ def page(everything, tmp_path_factory) -> str:
 def test_folders_of_every_kind_are_found_at_any_depth(everything):
     found = [(one.kind, one.label) for one in find([everything])]
     assert found == [
-        ("sweep", "a sweep"),
-        ("comparison", "compared"),
-        ("run", "run-9"),
-        ("run", "run-10"),
-        ("plan", "first"),
-        ("validation", "validated"),
-        ("run", "live-1"),
-        ("run", "simulated"),
-    ]
+        ("sweep", "a sweep"), ("comparison", "compared"), ("run", "run-9"), ("run", "run-10"),
+        ("plan", "first"), ("validation", "validated"), ("run", "live-1"), ("run", "simulated"),
+    ]  # fmt: skip
 
 
 def test_a_folder_that_is_given_twice_is_refused(tmp_path):

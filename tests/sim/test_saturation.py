@@ -137,12 +137,9 @@ def test_real_profiles_agree_with_their_long_runs(policy):
     for load, wanted in ((0.5, "keeps up"), (2.0, "saturated")):
         for seconds in (60, 500):
             config = SimulationConfig(
-                policy=(policy,),
-                trace="sharegpt",
-                profile="llama-3.1-8b@l40s",
-                load=load,
+                policy=(policy,), trace="sharegpt", profile="llama-3.1-8b@l40s", load=load,
                 duration=float(seconds),
-            )
+            )  # fmt: skip
             (result,) = simulate(config).values()
             found = result.summary["classes"]["rt"]["saturation"]["verdict"]
             assert found == wanted or (seconds == 60 and found == "unclear"), (load, seconds)

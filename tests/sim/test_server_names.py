@@ -104,10 +104,7 @@ def test_instance_types_have_a_number_of_gpus():
         )
     }  # fmt: skip
     assert said == {
-        "p5.48xlarge": ("h100", 8),
-        "g5.12xlarge": ("a10g", 4),
-        "g2-standard-24": ("l4", 2),
-        "VM.GPU.A10.2": ("a10", 2),
-        "a2-highgpu-4g": ("a100-40g", 4),
-    }
+        "p5.48xlarge": ("h100", 8), "g5.12xlarge": ("a10g", 4), "g2-standard-24": ("l4", 2),
+        "VM.GPU.A10.2": ("a10", 2), "a2-highgpu-4g": ("a100-40g", 4),
+    }  # fmt: skip
     assert all(gpu_of_label(name) in (name, None) for name in GPUS)

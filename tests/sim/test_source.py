@@ -19,9 +19,8 @@ from twinserve.traces.workload import (
     WorkloadError,
 )
 
-STEP = Affine(
-    base=1.0, prefill=0.0, decode=0.0, context=0.0
-)  # a request of n output tokens takes n seconds
+# a request of n output tokens takes n seconds
+STEP = Affine(base=1.0, prefill=0.0, decode=0.0, context=0.0)
 NAN = float("nan")
 
 
@@ -90,13 +89,8 @@ def test_a_stage_waits_for_the_last_row_of_the_one_before():
         [0.0, NAN, NAN, NAN, NAN], [1, 4, 2, 7, 1], [0] * 5, [0, 1, 1, 1, 2], [0, 0, 0, 2.0, 1.5]
     )
     requests = simulate(workload, model=STEP).requests.set_index("request_id")
-    assert requests.arrival_s.tolist() == [
-        0.0,
-        1.0,
-        1.0,
-        3.0,
-        11.5,
-    ]  # the last of stage 1 ends at 10 s
+    # the last of stage 1 ends at 10 s
+    assert requests.arrival_s.tolist() == [0.0, 1.0, 1.0, 3.0, 11.5]
     assert requests.index.tolist() == ["r0", "r1", "r2", "r3", "r4"]
 
 

@@ -81,11 +81,8 @@ def test_numbers_that_no_run_has_are_refused_with_the_nearest():
 
 def test_what_to_draw_is_read_from_the_flag():
     assert parse_plot(["x=rate-scale", "y=a,b", "y=c"]) == (
-        "rate_scale",
-        ["a", "b", "c"],
-        "page",
-        "",
-    )
+        "rate_scale", ["a", "b", "c"], "page", "",
+    )  # fmt: skip
     assert parse_plot(["size=column", "title=A, b"]) == (None, [], "column", "A, b")
     for wrong in (["x=a", "x=b"], ["x="], ["load"], ["x=a,b"]):
         with pytest.raises(SettingsError, match="--plot"):

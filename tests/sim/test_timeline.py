@@ -39,13 +39,9 @@ def test_every_event_has_what_its_phase_needs(tmp_path, two_replicas):
     document = written(tmp_path, two_replicas)
     assert document["displayTimeUnit"] == "ms"
     needs = {
-        "M": {"args"},
-        "X": {"dur", "tid", "args"},
-        "C": {"args"},
-        "b": {"id2", "cat"},
-        "e": {"id2", "cat"},
-        "n": {"id2", "cat"},
-    }
+        "M": {"args"}, "X": {"dur", "tid", "args"}, "C": {"args"}, "b": {"id2", "cat"},
+        "e": {"id2", "cat"}, "n": {"id2", "cat"},
+    }  # fmt: skip
     seen = set()
     for event in document["traceEvents"]:
         assert {"name", "ph", "pid", "ts"} <= event.keys()

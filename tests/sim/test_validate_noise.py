@@ -26,14 +26,9 @@ from twinserve.sim.twin.validate import Validation, validate_policy
 from twinserve.sim.twin.validate_report import metric_lines, page
 
 CONFIG = SimulationConfig(
-    policy=("vllm",),
-    trace="poisson",
-    rate=40.0,
-    requests=12,
-    cap_length=40,
-    num_blocks=200,
+    policy=("vllm",), trace="poisson", rate=40.0, requests=12, cap_length=40, num_blocks=200,
     async_scheduling=False,
-)
+)  # fmt: skip
 
 
 class Machine:

@@ -203,13 +203,9 @@ def test_an_application_fails_with_one_of_its_requests():
     """Of three requests of its first stage one is served, one times out, and the third, which came
     later and could still wait, is withdrawn with it; the second stage is never sent."""
     w = Workload.build(
-        [0.0, 0.0, 0.2, np.nan, 0.0],
-        [20, 20, 20, 20, 20],
-        [5, 400, 400, 5, 5],
-        group=[0, 0, 0, 0, -1],
-        stage=[0, 0, 0, 1, 0],
-        group_names=["graph"],
-    )
+        [0.0, 0.0, 0.2, np.nan, 0.0], [20, 20, 20, 20, 20], [5, 400, 400, 5, 5],
+        group=[0, 0, 0, 0, -1], stage=[0, 0, 0, 1, 0], group_names=["graph"],
+    )  # fmt: skip
     rows = run_of(w, client_timeout=0.3).rows()
     requests = rows.requests.set_index("request_id")
     assert requests["outcome"].to_dict() == {
