@@ -234,12 +234,6 @@ def test_with_real_time_first_it_packs_as_algorithm_1_does():
     assert arrivals(Exact("rt_first=true,objective=requests")).order(0.0) == "axy"
 
 
-def test_more_requests_than_it_takes_are_left_to_algorithm_1():
-    desk = arrivals(Exact("max_requests=2"))
-    assert desk.order(0.0) == "axy"
-    assert desk.policy.counters == {"solved_steps": 0, "fallback_steps": 1, "memory_steps": 0}
-
-
 @pytest.mark.parametrize("kind", ["paged", "bidirectional"])
 @examples(6, suppress_health_check=list(HealthCheck))
 @given(case=workloads())

@@ -142,29 +142,6 @@ def test_a_worked_example():
     assert desk.table.recomputes.sum() == 0
 
 
-def test_without_checkpoints_all_of_it_is_moved():
-    desk = Table("conserve:checkpoint_blocks=0,watermark=0", 5, 20)
-    desk.submit("off", 14, 9, service_class=BE)
-    desk.scheduled(2)
-    desk.submit("on", 12, 3, service_class=RT)
-    desk.step()
-    assert desk.preempted() == [("off", "swap")] and desk.moves() == [("off", D2H, 15, "before")]
-
-
-def test_the_last_offline_request_gives_way_first_and_online_ones_wait_for_nobody():
-    desk = Table("conserve", 12, 20)
-    for name in ("b1", "b2", "b3"):
-        desk.submit(name, 14, 9, service_class=BE)
-    desk.step()
-    desk.submit("r1", 15, 2, service_class=RT)
-    assert desk.scheduled(1) == [{"r1": 15, "b1": 1, "b2": 1}]
-    assert desk.preempted() == [("b3", "swap")]
-    desk.submit("r2", 16, 2, service_class=RT)
-    desk.step()
-    assert desk.preempted() == [("b2", "swap")]
-    assert list(desk.granted()) == ["r1", "r2", "b1"]
-
-
 def test_prompts_are_split_where_the_budget_ends_online_ones_first():
     limits = EngineLimits(
         max_num_seqs=8, max_num_batched_tokens=10, max_model_len=64, kv_bytes_per_token=1
@@ -174,15 +151,6 @@ def test_prompts_are_split_where_the_budget_ends_online_ones_first():
     assert desk.scheduled(1) == [{"off": 10}]
     desk.submit("on", 13, 2, service_class=RT)
     assert desk.scheduled(3) == [{"on": 10}, {"on": 3, "off": 4}, {"on": 1, "off": 1}]
-
-
-def test_with_a_full_host_it_is_recomputed():
-    desk = Table("conserve", 5, 2)
-    desk.submit("off", 14, 9, service_class=BE)
-    desk.scheduled(2)
-    desk.submit("on", 12, 1, service_class=RT)
-    desk.step()
-    assert desk.preempted() == [("off", "recompute")]
 
 
 REQUESTS = st.lists(

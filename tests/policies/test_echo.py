@@ -188,17 +188,6 @@ def test_a_chunk_that_is_estimated_to_take_no_time():
     assert d.scheduled(2) == [{"second": 4}, {"second": 1}]
 
 
-def test_left_out_decodes_come_back():
-    d = desk("echo:offline=climb", blocks=300)
-    d.submit("long", 299, 4, service_class=BE)
-    for _ in range(5):
-        d.step()
-    d.submit("s0", 20, 3, service_class=BE)
-    d.submit("s1", 20, 3, service_class=BE)
-    names = [set(step) for step in d.scheduled(8)]
-    assert {"s0", "s1"} in names and {"long"} in names
-
-
 def test_b_decode_weighs_decodes_against_prompts():
     """1 token in 0.445 s, or 45 in 4.62 s: 2.2 < 9.7 at b = 1, but 22 > 11.7 where a decoded token
     counts for ten. `climb` weighs them."""

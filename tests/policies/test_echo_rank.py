@@ -62,25 +62,6 @@ def test_prompts_are_added_though_the_ratio_falls():
     assert d.scheduled(1) == [{"hot": 4, "cold": 20}]
 
 
-@pytest.mark.parametrize(("patience", "begun"), [(4.0, True), (3600.0, False)])
-def test_what_came_much_later_does_not_overtake(patience, begun):
-    """A cached document is asked about in every step, a second long, and the questions take all
-    seats: a prompt that nobody shares gets its turn when the newcomers are four seconds younger."""
-    one_seat = EngineLimits(
-        max_num_seqs=1, max_num_batched_tokens=64, max_model_len=400, kv_bytes_per_token=1
-    )
-    d = desk(f"echo:patience_s={patience}", blocks=60, limits=one_seat)
-    d.submit("hot", 42, 1, service_class=BE, prefix=text(0, 10))
-    d.step()
-    d.submit("cold", 42, 1, service_class=BE)
-    seen = False
-    for i in range(12):
-        hot = {"prefix": text(0, 10), "arrival_s": float(i)}
-        d.submit(f"hot{i}", 42, 1, service_class=BE, **hot)
-        seen |= "cold" in d.step().scheduled
-    assert seen == begun
-
-
 models = st.builds(
     lambda token, base, decode, pair: BrosLinearModel(
         PhaseCost(token, 0.0, base), PhaseCost(decode, pair, base)

@@ -37,11 +37,6 @@ def granted(plan: StepPlan) -> dict[int, int]:
     return dict(zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True))
 
 
-def test_nobody_to_serve():
-    assert not Bench(4).fill([])
-    assert not Bench(4).fill([], ready=[3])
-
-
 def test_the_first_row_may_exceed_the_token_budget():
     for computed in (0, 2):
         bench = Bench(10)
@@ -60,14 +55,6 @@ def test_nobody_overtakes_who_waits_for_memory_but_those_who_hold_theirs_go_on()
     bench = Bench(4)
     rows = [bench.add(12), bench.add(8, 8, 1), bench.add(1)]
     assert granted(bench.fill(rows, newcomers_evict=False)) == {1: 1}
-
-
-def test_a_chunk_gets_memory_as_it_is_computed_but_all_must_fit_at_first():
-    bench = Bench(4)
-    row = bench.add(14)
-    assert granted(bench.fill([row], chunk=5)) == {row: 5}
-    assert bench.ledger.held_blocks(row) == 2
-    assert not bench.fill([bench.add(12)], chunk=5)
 
 
 def test_a_prefix_that_is_cached_need_not_be_computed():
@@ -96,14 +83,6 @@ def test_a_swapped_row_comes_back_if_its_next_token_fits_too():
         plan = bench.fill([row, other], newcomers_evict=False, swap=True)
         assert (plan.swapped_in == [row]) == back == (row in granted(plan))
         assert bench.ledger.missing_tokens(row) == (0 if back else 12)
-
-
-def test_a_full_host_means_recomputation():
-    bench = Bench(6, host=2)
-    rows = [bench.add(8, 8, 1), bench.add(8, 8, 1), bench.add(8), bench.add(8, 8, 1)]
-    plan = bench.fill([2, 0, 1, 3], swap=True)
-    assert rows[2] in granted(plan)
-    assert [(row, kind.value) for row, kind in plan.preempted] == [(3, "swap"), (1, "recompute")]
 
 
 def test_what_stands():

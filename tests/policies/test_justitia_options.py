@@ -17,7 +17,6 @@ from twinserve.policies.justitia.policy import Corrections
 from twinserve.policies.registry import parse_policy
 from twinserve.policies.requests import Application
 
-TRUTH = "predictor=perfect"
 ELEPHANT = app([[(1, 2)] * 40])
 whole = st.integers(1, 12)
 
@@ -87,16 +86,6 @@ def test_the_next_in_order_swaps_out_the_last_of_those_behind_it():
         desk.step()
     plain = two("")
     assert plain.step().scheduled == {"l0": 1, "l1": 1} and not plain.preempted()
-
-
-def test_nothing_gives_way_where_that_makes_too_little_room():
-    desk = two(",preempt=true")
-    desk.submit("s1", 16, 1, group=1)  # larger than what the others can leave free
-    desk.step()
-    assert desk.preempted() == [("l1", "swap")]  # for `s`, which goes first
-    for _ in range(3):
-        desk.step()
-    assert {name for name, _ in desk.preempted()} <= {"l0", "l1"}
 
 
 @examples(25, suppress_health_check=list(HealthCheck))

@@ -1,6 +1,5 @@
 """Requests that wait on the host after their first token: how many, and what it is to have none."""
 
-import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
@@ -51,12 +50,3 @@ def test_who_is_not_parked_decodes_in_each_step_and_it_waits_for_the_transfers()
         desk = three_prompts(f"layerkv:x=0,retain=min,promote=false,park={option}")
         desk.step()
         assert desk.step().scheduled == together
-
-
-@pytest.mark.parametrize("option", ["max_parked=-1", "park=maybe"])
-def test_bad_options_are_refused(option):
-    from twinserve.policies.names import RegistryError
-    from twinserve.policies.registry import parse_policy
-
-    with pytest.raises(RegistryError, match=option.partition("=")[0]):
-        parse_policy(f"layerkv:{option}")

@@ -9,15 +9,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.policies.policy_runs import BY_HAND, Desk, simulate
+from tests.policies.policy_runs import Desk, simulate
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.baselines.mlfq_queues import FeedbackQueues
 from twinserve.policies.parts.estimators import LinearEstimator
-from twinserve.policies.registry import parse_policy
 from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
 from twinserve.traces.workload import Workload
 
-ONE = EngineLimits(max_num_seqs=1, max_model_len=64, kv_bytes_per_token=1)
 TWO = EngineLimits(max_num_seqs=2, max_model_len=64, kv_bytes_per_token=1)
 
 
@@ -172,17 +170,6 @@ def arrivals(at, prompts, outputs, **columns) -> Workload:
     return Workload.build(at, prompts, outputs, **columns)
 
 
-def test_a_short_request_overtakes_a_long_one_and_nothing_is_computed_twice():
-    """One seat. The long request decodes alone until the short one comes; then the short one is
-    served to its end."""
-    work = arrivals([0.0, 0.1], [4, 4], [200, 3])
-    limits = EngineLimits(max_num_seqs=1, max_model_len=256, kv_bytes_per_token=1)
-    _, _, requests, _ = simulate(work, "mlfq:quantum=0.02", "paged", 80, limits=limits)
-    long, short = requests.iloc[0], requests.iloc[1]
-    assert short.last_token_s < 0.12 < long.last_token_s
-    assert requests.recomputes.sum() == 0 and requests.swaps.sum() == 0  # it was only paused
-
-
 def run_order(text: str, **settings) -> list[str]:
     work = arrivals([0.0, *np.arange(0.01, 1.2, 0.012)], [40, *[4] * 100], [60, *[6] * 100])
     limits = EngineLimits(max_num_seqs=1, max_model_len=128, kv_bytes_per_token=1)
@@ -298,8 +285,3 @@ def test_switched_off_it_swaps_only_what_is_in_the_way():
     desk.submit("d", 32, 1)  # joins c's queue, and arrived before c came into it
     assert desk.scheduled(1) == [{"d": 32}]
     assert desk.preempted() == [("c", "swap")] and desk.moves() == [("c", "d2h", 16, "before")]
-
-
-def test_the_longest_prompt_has_a_queue():
-    policy = parse_policy("mlfq:queues=3").build(ONE, BY_HAND)
-    assert policy.queues.quanta.tolist() == [0.01, 0.02, 0.04]

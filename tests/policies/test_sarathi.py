@@ -69,17 +69,6 @@ def test_a_request_begins_only_if_all_of_its_prompt_has_room():
     assert desk.scheduled(3) == [{"b": 4}] * 3
 
 
-def test_without_memory_the_last_in_the_order_is_recomputed():
-    """Three blocks of four: a and b grow until a's second block is the fourth."""
-    desk = Desk("sarathi:watermark=0", 3, limits=LIMITS)
-    desk.submit("a", 4, 4)
-    desk.submit("b", 7, 4)
-    assert desk.scheduled(1) == [{"a": 4, "b": 7}]
-    desk.step()
-    assert desk.preempted() == [("b", "recompute")] and desk.granted() == {"a": 1}
-    assert desk.scheduled(3) == [{"a": 1}, {"a": 1}, {"b": 8}]
-
-
 sizes = st.lists(
     st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=8
 )

@@ -1,10 +1,7 @@
 """Shortest first: requests by predicted duration, applications by what is left of their cost."""
 
-import pytest
-
 from tests.policies.justitia_reference import app, run
 from tests.policies.policy_runs import Desk
-from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import parse_policy
 
 TRUTH = "predictor=perfect"
@@ -49,8 +46,3 @@ def test_the_usual_error_is_that_of_the_papers_baseline():
         )
     }
     assert list(errors.values()) == [4.52, 4.52, 0.5, 0.0, 0.0, 1.0], errors
-
-
-def test_a_predictor_of_applications_is_no_choice_for_requests():
-    with pytest.raises(RegistryError, match="predictor"):
-        parse_policy("vllm-sjf:predictor=mlp")

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from tests.sim.apart import Apart, hand_over, inputs_of, parts_add_up
-from twinserve.policies.requests import End
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.connector import parse_rule
 from twinserve.sim.fleet.replica import Role
-from twinserve.sim.fleet.routers.base import Verdict
 from twinserve.sim.fleet.routers.plain import LeastRequests
 from twinserve.sim.setup.audit import CROWDED
 from twinserve.traces.workload import PrefixBlocks, Workload
@@ -76,15 +74,6 @@ def test_a_transfer_waits_for_others_on_the_port_and_not_for_those_of_another():
     assert rows.requests["transfer_s"].tolist() == pytest.approx([alone, alone])
 
 
-def test_eight_prompts_land_as_far_apart_as_their_bytes_take():
-    """160 tokens take 0.2 ms at 100 GB/s. The 20 ms of latency hold each of them up, and no other
-    one."""
-    _, rows = run_of(some([160] * 8), prefill=8, network=(1e11, 20e-3))
-    bytes_s = 160 * BYTES / 1e11
-    landed = 20e-3 + bytes_s * np.arange(1, 9)
-    assert sorted(rows.requests["transfer_s"]) == pytest.approx(landed, rel=1e-9)
-
-
 def test_a_prefill_replica_keeps_the_blocks_until_they_have_been_fetched():
     run, rows = run_of(some([100, 8], arrival=[0.0, 0.05]))
     kept, fetched = stays_of(rows, "prefill"), stays_of(rows, "decode")
@@ -131,15 +120,6 @@ def late_decode(lease_s: float, recompute: bool, at_s: float):
     return run_of(some([100]), hand_over("none", lease_s, recompute), events=events)
 
 
-def test_a_lease_runs_out_while_no_decode_replica_asks():
-    _, rows = late_decode(0.5, recompute=True, at_s=1.0)
-    (kept,) = stays_of(rows, "prefill").itertuples()
-    assert kept.released_s == kept.ended_s + 0.5 and kept.lease_expired
-    (request,) = rows.requests.itertuples()
-    assert request.outcome == "completed" and request.router_s > 0.9
-    assert stays_of(rows, "decode")["load_failed"].tolist() == [True]
-
-
 def test_a_load_that_fails_fails_the_request_by_default():
     _, rows = late_decode(0.5, recompute=False, at_s=1.0)
     assert rows.requests["outcome"].tolist() == ["failed"]
@@ -151,52 +131,7 @@ def test_in_time_the_kv_is_still_there():
     assert not rows.placements["lease_expired"].any()
 
 
-def test_a_decode_replica_that_waits_renews_the_lease():
-    """Its memory is full for longer than the lease, and nothing is lost."""
-    config = ROOMY.model_copy(update={"num_blocks": 30})
-    workload = some([160, 160], outputs=[60, 3])
-    _, rows = run_of(workload, hand_over(lease_s=0.03), config)
-    waited = rows.requests["decode_queue_s"].max()
-    assert waited > 0.06 and not rows.placements["lease_expired"].any()
-    assert rows.requests["finished"].all()
-
-
-@pytest.mark.parametrize("fails_s", [0.05, 0.11])
-def test_a_decode_replica_that_fails_renews_it_no_more(fails_s):
-    lease_s = 0.12
-    events = [(fails_s, lambda run: run.fleet.fail(1))]
-    _, rows = run_of(some([160]), hand_over(lease_s=lease_s), events=events)
-    (kept,), (decode,) = (stays_of(rows, r).itertuples() for r in ("prefill", "decode"))
-    beats = (fails_s - decode.placed_s) // (lease_s / 6)
-    last_s = decode.placed_s + beats * lease_s / 6
-    expires_s = max(kept.ended_s + lease_s, last_s + lease_s * 2 / 3)
-    assert kept.lease_expired and kept.released_s == pytest.approx(expires_s, abs=1e-12)
-
-
-def test_a_client_that_leaves_before_the_load_frees_the_prefill_replica_at_once():
-    config = ROOMY.model_copy(update={"num_blocks": 30})
-    leave = [(0.3, lambda run: run.fleet.withdraw(run.fleet.requests[1], End.DISCONNECTED))]
-    workload = some([160, 160], outputs=[75, 3])
-    _, rows = run_of(workload, hand_over(), config, events=leave)
-    kept = stays_of(rows, "prefill")
-    assert rows.requests["outcome"].tolist() == ["completed", "disconnected"]
-    assert 0.3 <= kept["released_s"].max() < 0.31 and not kept["lease_expired"].any()
-
-
 # -- failures --------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("recompute", "end"), [(False, "failed"), (True, "completed")])
-def test_a_prefill_replica_that_fails_while_it_is_fetched_from(recompute, end):
-    events = [(0.1, lambda run: run.fleet.fail(0))]
-    run, rows = run_of(some([160]), hand_over(recompute=recompute), events=events)
-    (request,) = rows.requests.itertuples()
-    (decode,) = stays_of(rows, "decode").itertuples()
-    assert decode.load_failed and decode.load_end_s == 0.1 and request.outcome == end
-    assert request.transfer_s == pytest.approx(0.1 - decode.load_begin_s) or end == "failed"
-    port = run.fleet.replicas[0].network.out
-    port.settle(np.inf)
-    assert port.lost_bytes == port.queued_bytes == 160 * BYTES
-
-
 def test_prompts_are_computed_by_decode_replicas_while_no_prefill_replica_is_up():
     events = [(1e-4, lambda run: run.fleet.fail(0))]
     _, rows = run_of(some([100, 100], arrival=[0.1, 0.2]), events=events)
@@ -238,42 +173,6 @@ def test_a_decode_replica_chosen_first_is_counted_from_then_on():
 
 
 # -- draining --------------------------------------------------------------------------------------
-class Once(LeastRequests):
-    """Has no replica for who asks again."""
-
-    def setup(self):
-        super().setup()
-        self.asked = set()
-
-    def place(self, request, stage, view):
-        if request.number in self.asked:
-            return Verdict.REJECT
-        self.asked.add(request.number)
-        return super().place(request, stage, view)
-
-
-def test_who_ends_on_the_way_holds_no_place_at_a_decode_replica():
-    """The prompts of two requests end together, their decode replica has failed, and the first is
-    rejected: with that the other one's client leaves."""
-
-    def leaves(run):
-        others = run.fleet.on_ended
-
-        def ended(requests):
-            others(requests)
-            for request in run.fleet.requests:
-                run.fleet.withdraw(request, End.DISCONNECTED)
-
-        run.fleet.on_ended = ended
-
-    events = [(1e-6, leaves), (1e-4, lambda run: run.fleet.fail(1))]
-    rule = hand_over("llm-d")
-    run, rows = run_of(some([60, 60]), rule, events=events, router=Once(), decode=2)
-    assert rows.requests["outcome"].tolist() == ["rejected", "disconnected"]
-    assert rows.placements["replica"].tolist() == [0, 0]
-    assert not run.fleet.active
-
-
 def test_a_router_that_sends_a_computed_prompt_to_be_computed_again_is_stopped():
     class Always(LeastRequests):
         def place(self, request, stage, view):

@@ -9,7 +9,6 @@ import pytest
 
 from tests.sim.test_fleet_file import PAGE, SMALL, TRAFFIC, command
 from twinserve.sim.cli.main import BAD_INPUT
-from twinserve.sim.fleet.connector import Push
 from twinserve.sim.results.files import read_run, write_run
 from twinserve.sim.results.schemas import TTFT_PARTS
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -52,17 +51,6 @@ def test_it_is_repeated_from_its_run_json(tmp_path):
     assert told["connector"]["load_failures"] == "recompute"
     again = SimulationConfig(**from_file(tmp_path / "run" / "run.json"))
     assert resolve(again).hand_over == resolve(SimulationConfig(fleet=apart(**more))).hand_over
-
-
-def test_a_push_is_a_field_of_the_file_and_is_repeated(tmp_path):
-    fleet = apart(connector={"transfer": "push", "push_poll_ms": 0, "push_timeout_s": 9})
-    (result,) = simulate(SimulationConfig(fleet=fleet, **SMALL)).values()
-    assert result.summary["hand_over"]["loads"] == 80
-    write_run(tmp_path / "run", result)
-    told = read_run(tmp_path / "run").config["fleet"]["connector"]
-    assert (told["transfer"], told["push_poll_s"], told["push_timeout_s"]) == ("push", 0, 9)
-    again = resolve(SimulationConfig(**from_file(tmp_path / "run" / "run.json")))
-    assert again.hand_over.connector.push == Push(0.0, 9.0)
 
 
 def test_a_prefill_router_whose_file_has_changed_is_no_repetition(tmp_path):

@@ -112,14 +112,6 @@ def test_a_decode_replica_that_fails_before_the_write_gets_none():
     assert kept.lease_expired and run.fleet.replicas[0].network.out.queued_bytes == 0
 
 
-def test_a_client_that_leaves_after_the_question_frees_both_sides_when_all_has_come():
-    leaves = [(0.08, lambda run: run.fleet.withdraw(run.fleet.requests[0], End.DISCONNECTED))]
-    run, rows = run_of(some([160]), hand_over(push=AT_ONCE), events=leaves)
-    (kept,), (decode,) = (stays_of(rows, role).itertuples() for role in ("prefill", "decode"))
-    assert decode.load_begin_s < decode.ended_s == 0.08 < decode.load_end_s == kept.released_s
-    assert [engine.core.ledger.usage().free for engine in run.engines] == [400, 400]
-
-
 @pytest.mark.parametrize("push", [None, Push(poll_s=0.04)], ids=["pull", "push"])
 def test_nothing_lands_on_a_replica_that_is_not_yet_known_to_be_dead(push):
     """The router learns of it only after the KV would have come."""
@@ -163,10 +155,6 @@ def test_memory_of_who_left_and_failed_is_kept_until_the_lease_is_over():
 EVERY, LONG = 5.0, 20.0
 
 
-def test_a_lease_runs_out_where_nobody_asks():
-    assert Lease(30.0, LONG).renew(29.0) == 30.0
-
-
 def test_one_heartbeat_goes_out_for_all_that_are_waited_for():
     """The second prompt's lease is renewed when the first one's is, and not five seconds after it
     was asked for."""
@@ -175,20 +163,6 @@ def test_one_heartbeat_goes_out_for_all_that_are_waited_for():
     second.track(beats, 14.0)
     assert second.renew(15.9) == 30.0
     assert second.renew(16.0) == first.renew(16.0) == 36.0
-
-
-def test_who_asks_too_late_for_the_next_heartbeat_loses_the_kv():
-    beats, first, second = Heartbeats(EVERY), Lease(99.0, LONG), Lease(17.0, LONG)
-    first.track(beats, 14.0)
-    second.track(beats, 16.0)
-    assert second.renew(17.0) == 17.0
-
-
-def test_the_last_heartbeat_counts_when_nobody_waits_any_more():
-    beats, lease = Heartbeats(EVERY), Lease(30.0, LONG)
-    lease.track(beats, 20.0)
-    lease.let_go(34.0)
-    assert not lease.tracked and lease.renew(100.0) == 30.0 + LONG
 
 
 @examples(60)

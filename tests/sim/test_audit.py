@@ -13,7 +13,7 @@ from twinserve.policies.parts.fill import fill
 from twinserve.policies.parts.runs import further_decodes
 from twinserve.policies.plan import Preemption
 from twinserve.policies.requests import State
-from twinserve.sim.setup.audit import CROWDED, AuditError, Auditor, check_policy, crowd
+from twinserve.sim.setup.audit import AuditError, Auditor, check_policy
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import Simulation
@@ -190,19 +190,3 @@ def test_the_auditor_of_a_run_of_ones_own():
     auditor = Auditor(run.engines[0].core, inputs.workload.longest, recount=False)
     run.run()
     assert auditor.plans == len(run.engines[0].decision_seconds) > 20
-
-
-def test_the_crowd_is_what_it_says():
-    """Both classes, some without objectives, shared text, sessions, a loop, and too little memory
-    for all of them."""
-    workload = crowd(0)
-    assert set(workload.service_class.tolist()) == {0, 1} and np.isnan(workload.slo_ttft_s).any()
-    assert (workload.stage > 0).sum() == 3 and np.isnan(workload.arrival_s).sum() == 3
-    assert workload.prefix.distinct < len(workload.prefix.ids)
-    blocks = -(-(workload.prompt_tokens + workload.output_tokens) // CROWDED.block_tokens)
-    assert blocks.sum() > 4 * CROWDED.num_blocks and blocks.max() <= CROWDED.num_blocks
-    assert (
-        crowd(0).prompt_tokens.tolist()
-        == workload.prompt_tokens.tolist()
-        != crowd(1).prompt_tokens.tolist()
-    )

@@ -3,18 +3,14 @@ cure (docs/fleet.md)."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from tests.commands import status
 from tests.parameters import mostly_nightly
 from twinserve.policies.names import RegistryError
 from twinserve.policies.requests import End
-from twinserve.sim.cli.main import main
 from twinserve.sim.fleet.replica import Life
 from twinserve.sim.fleet.scaling import SCALERS, Autoscaler, Bounds, Demand, Seen, parse_scaler
 from twinserve.sim.results.recorder import Load
@@ -228,14 +224,3 @@ def test_what_cannot_be_scaled_is_refused(settings, said):
 def test_an_autoscaler_that_there_is_not_is_refused(text, said):
     with pytest.raises(RegistryError, match=said):
         parse_scaler(text)
-
-
-def test_the_command_shows_gpu_hours_beside_attainment(capsys):
-    words = "simulate -t poisson --rate 5 --duration 10 --replicas 2 --autoscale perfect -q"
-    status(main, [*words.split(), "--json"])
-    (found,) = json.loads(capsys.readouterr().out)["runs"]
-    assert found["autoscaling"]["gpu_hours"] > 0
-    assert np.isfinite(found["classes"]["rt"]["slo_attainment"])
-    status(main, words.split())
-    shown = capsys.readouterr().out
-    assert "GPU-hours" in shown and "both attained" in shown

@@ -1,8 +1,6 @@
 """Steps that differ from the one before: what the backend says of them, and that runs taken at once
 stay exact."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -134,17 +132,6 @@ def test_what_changes_is_what_the_plans_say(profile):
         before, swapped = batch, swapped + work.churn.swapped_out
     assert swapped > 5
     assert sum(work.churn.joined for work, _, _ in works) >= 40 + swapped
-
-
-def test_a_model_that_does_not_ask_is_told_nothing(tmp_path):
-    path = tmp_path / "plain.json"
-    save_profile(
-        load_profile("llama-3.1-8b@h100:tp4").model_copy(
-            update={"step_model": replace(MODEL, traffic=None)}
-        ),
-        path,
-    )
-    assert {work.churn for work, _, _ in watched(settings(str(path), "vllm"))} == {STEADY}
 
 
 def test_a_request_that_comes_back_beside_an_unchanged_batch():

@@ -215,14 +215,6 @@ def test_several_policies_do_not_write_below_a_run(capsys, tmp_path, trace):
     assert code == 2 and "--overwrite" in err
 
 
-def test_a_comparison_is_refused_before_its_first_run(capsys, tmp_path, trace):
-    flags = (
-        "-p", "vllm", "-p", "vllm-v0:max_num_batched_tokens=100", "--out", tmp_path / "runs", "-q",
-    )  # fmt: skip
-    assert run(capsys, simulate_main, "--trace", trace, *flags)[0] == 2
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.slow
 def test_a_comparison_that_was_killed_goes_on(capsys, tmp_path, trace):
     out, both = tmp_path / "runs", ("-p", "vllm", "-p", "bros")

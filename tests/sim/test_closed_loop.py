@@ -1,13 +1,10 @@
 """Closed loops: clients send the next request of the list when one of theirs has ended."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.run import run_policy, simulate
+from twinserve.sim.setup.run import simulate
 
 
 def rows_of(trace, **settings):
@@ -29,48 +26,15 @@ def test_as_many_are_under_way_as_the_loop_allows():
     assert under_way(requests, last) == 4
 
 
-def test_requests_are_sent_in_the_order_of_the_list():
-    requests = rows_of("closed:concurrency=3,requests=30,lengths=sharegpt")
-    in_list = requests.set_index("request_id")["arrival_s"].loc[[f"r{i}" for i in range(30)]]
-    assert (np.diff(in_list) >= 0).all()
-
-
-def test_the_next_request_is_sent_at_the_instant_an_end_is_seen():
-    requests = rows_of("closed:concurrency=1,requests=5,input=64,output=8")
-    requests = requests.sort_values("arrival_s")
-    assert requests["arrival_s"].iloc[1:].tolist() == requests["ended_s"].iloc[:-1].tolist()
-
-
 def test_a_limit_that_is_never_reached_changes_nothing():
     name = "vllm:request_rate=2,num_prompts=20,random_input_len=64,random_output_len=8"
     free, loose = rows_of(name), rows_of(f"{name},max_concurrency=20")
     assert free.equals(loose)
 
 
-def test_a_client_that_gives_up_makes_room():
-    requests = rows_of("closed:concurrency=2,requests=6,input=64,output=2000", client_timeout=0.5)
-    assert len(requests) == 6 and (requests["outcome"] == "timed_out").all()
-
-
 def test_a_staggered_loop_begins_one_by_one():
     requests = rows_of("closed:concurrency=4,requests=8,stagger=0.4,input=64,output=400")
     assert np.allclose(requests["arrival_s"].sort_values().iloc[:4], [0, 0.1, 0.2, 0.3])
-
-
-@pytest.mark.parametrize("timeout", [None, 0.2])
-def test_sessions_within_a_limit_are_all_accounted_for(timeout):
-    trace = "agents:sessions=12,rate=50,turns=4,tool=0.05,system=64"
-    config = SimulationConfig(trace=trace, slo="none", client_timeout=timeout)
-    inputs = resolve(config)
-    inputs = replace(inputs, workload=replace(inputs.workload, concurrency=2))
-    rows = run_policy(inputs, inputs.policies[0]).rows
-    assert len(rows.requests) + rows.never_sent == len(inputs.workload)
-    most = max(under_way(rows.requests, at) for at in rows.requests["arrival_s"])
-    assert most <= 2
-    if timeout is None:
-        assert rows.requests["finished"].all() and most == 2
-    else:
-        assert (rows.requests["outcome"] == "timed_out").any()
 
 
 @pytest.mark.slow

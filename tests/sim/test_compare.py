@@ -197,14 +197,3 @@ def test_histograms_are_compared_by_their_buckets(base, tmp_path):
     assert row(rows, "ttft", "mean").measured == pytest.approx(2.3 / 9)
     assert row(rows, "ttft", "p50").measured == pytest.approx(0.09)
     assert compare.distance("ttft", [theirs], of_run("run", base)) is not None
-
-
-def test_histograms_of_lengths_are_compared_too(base, tmp_path):
-    from tests.traces.measured_files import prometheus
-
-    text = prometheus().replace("time_to_first_token_seconds", "request_prompt_tokens")
-    (tmp_path / "p.json").write_text(text)
-    theirs = of_measurement(read_measurement(tmp_path / "p.json"))
-    rows = compare.table([theirs], [of_run("run", base, server=True)])
-    assert row(rows, "prompt", "mean").measured == pytest.approx(2.3 / 9)
-    assert {r.metric for r in rows} == {"prompt"}

@@ -192,16 +192,6 @@ def one_request(action: str, *faults: Fault, detection: float = 0.0) -> Failing:
     return run_of(Schedule(faults), workload, **settings, async_scheduling=False)
 
 
-def test_until_a_failure_is_noticed_the_router_sends_requests_there():
-    settings = {"replicas": 2, "router": "round-robin", "on_failure": "migrate", "detection": 1.0}
-    workload = Workload.build([1.0, 1.1, 1.2, 1.3], [10] * 4, [5] * 4)
-    rows = run_of(Schedule((Fault(Kind.CRASH, 0, 0.5),)), workload, **settings).rows()
-    assert rows.failures["requests"][0] == rows.failures["migrated"][0] == 2
-    assert (rows.requests["outcome"] == "completed").all() and (rows.requests["replica"] == 1).all()
-    late = rows.requests["first_token_s"] > 1.5
-    assert late.sum() == 2
-
-
 @pytest.mark.parametrize("settings", [{"on_failure": "error"}, {"retries": 0}])
 def test_an_application_fails_once_with_those_on_the_dead_and_those_sent_there(settings):
     settings = {"replicas": 1, "detection": 1.0, "on_failure": "retry", **settings}
@@ -233,15 +223,6 @@ def test_tokens_that_a_drain_throws_away_are_counted():
     assert rows.requests["discarded_tokens"].tolist() == [request.discarded_tokens]
     found = describe_failures(rows)["failures"]["discarded_output_tokens"]
     assert found == request.discarded_tokens
-
-
-def test_a_failure_may_follow_right_on_another_one():
-    usual = one_request("error").rows().requests["ended_s"][0]
-    slow = [Fault(Kind.SLOW, 0, 0.0, usual, 3.0), Fault(Kind.SLOW, 0, usual, factor=3.0)]
-    assert one_request("error", *slow).rows().requests["ended_s"][0] == pytest.approx(3 * usual)
-    crashes = [Fault(Kind.CRASH, 1, at_s * usual / 4, (at_s + 1) * usual / 4) for at_s in (1, 2)]
-    failures = one_request("error", *crashes).rows().failures
-    assert failures[["replica", "successor"]].values.tolist() == [[1, 2], [2, 3]]
 
 
 def test_a_replica_comes_back_empty_and_the_next_crash_strikes_its_successor():

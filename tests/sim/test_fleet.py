@@ -16,7 +16,6 @@ from twinserve.sim.engine.loop import NoProgressError
 from twinserve.sim.fleet.replica import Life
 from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.fleet.routers.plain import LeastRequests
-from twinserve.sim.fleet.view import Signals
 from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.traces.workload import BestEffortPool, Workload
@@ -72,17 +71,6 @@ def test_a_moved_request_goes_on_with_what_its_client_has(fast):
     assert gaps == {1.0: 8, 1.5: 1}
     ours = latencies(sim.requests).iloc[0]
     assert (ours.ttft_s, ours.e2el_s) == (1.0, 10.5)
-
-
-def test_a_session_ends_with_the_replica_of_its_turn():
-    load = Workload.build(
-        [0.0, NAN, NAN], [8] * 3, [5, 5, 5], group=np.zeros(3, int), stage=np.arange(3),
-        delay_s=np.zeros(3), group_names=["talk"],
-    )  # fmt: skip
-    sim = small(load, [(2.5, lambda fleet: fleet.fail(0))]).run()
-    assert sim.requests.outcome.tolist() == ["failed"]
-    assert sim.rows.unsent.request_id.tolist() == ["r1", "r2"]
-    assert summarise(sim.rows)["never_sent"] == 2
 
 
 class Turns(Router):
@@ -150,16 +138,6 @@ def test_there_is_no_replica_before_the_first():
 
 
 # -- drains ----------------------------------------------------------------------------------------
-def test_a_draining_replica_finishes_what_it_has():
-    load = Workload.build([0.0, 0.0, 1.5], [8] * 3, [6] * 3)
-    sim = small(load, [(1.2, lambda fleet: fleet.drain(0))]).run()
-    assert sim.requests.outcome.tolist() == ["completed"] * 3
-    assert stays(sim) == [(0, 6, "completed"), (1, 6, "completed"), (1, 6, "completed")]
-    lives = sim.rows.replicas.set_index("replica")
-    assert lives.loc[0, ["draining_s", "down_s"]].tolist() == [1.2, 6.0]
-    assert lives.loc[1, ["draining_s", "down_s"]].isna().all() and not lives.failed.any()
-
-
 @pytest.mark.parametrize("migrates, outcome", [(False, "failed"), (True, "completed")])
 def test_after_its_grace_a_request_leaves_a_draining_replica(migrates, outcome):
     sim = small(one(), [(1.2, lambda fleet: fleet.drain(0, grace_s=2.0))], migrates=migrates).run()
@@ -169,13 +147,6 @@ def test_after_its_grace_a_request_leaves_a_draining_replica(migrates, outcome):
     expected = [(0, 4, "moved"), (1, 6, "completed")] if migrates else [(0, 4, "failed")]
     assert stays(sim) == expected
     assert sim.rows.replicas.down_s[0] == 4.0
-
-
-def test_a_last_token_comes_before_the_move():
-    sim = small(one(4), [(1.2, lambda f: f.drain(0, grace_s=2.0))], migrates=True).run()
-    (request,) = sim.requests.itertuples()
-    assert (request.outcome, request.ended_s) == ("completed", 4.0)
-    assert stays(sim) == [(0, 4, "completed")]
 
 
 # -- requests that wait in the fleet ---------------------------------------------------------------
@@ -194,14 +165,6 @@ def test_requests_wait_in_the_fleet_for_a_replica_that_warms_up():
     assert rows.loc[["r1", "r2"], "first_token_s"].tolist() == [6.5, 6.5]
     assert latencies(sim.requests).ttft_s.tolist()[1:] == [5.0, 4.5]
     assert sim.rows.replicas.up_s.tolist() == [0.0, 5.5]
-
-
-def test_where_no_replica_is_left_requests_fail():
-    load = Workload.build([0.0, 1.5], [8] * 2, [4] * 2)
-    sim = small(load, [(1.2, lambda f: f.fail(0))], replicas=1, migrates=True).run()
-    assert sim.requests.outcome.tolist() == ["failed", "failed"]
-    assert sim.requests.ended_s.tolist() == [1.2, 1.5]
-    assert sim.requests.replica.tolist() == [0, -1]
 
 
 def test_a_client_leaves_a_request_that_the_fleet_holds():
@@ -299,27 +262,6 @@ def moved_with_a_rejected_one(**columns):
 def test_clients_of_moved_requests_still_give_up():
     ends = moved_with_a_rejected_one()
     assert ends == {"r0": ["rejected", 2.5], "r1": ["timed_out", 10.0]}
-
-
-def test_an_application_does_not_go_on_without_its_rejected_request():
-    ends = moved_with_a_rejected_one(
-        group=np.zeros(2, int), stage=np.zeros(2, int), delay_s=np.zeros(2), group_names=["graph"]
-    )
-    assert ends == {"r0": ["rejected", 2.5], "r1": ["failed", 2.5]}
-
-
-def test_what_moved_from_the_last_replica_has_failed():
-    sim = small(one(), [(2.5, lambda fleet: fleet.fail(0))], replicas=1, migrates=True).run()
-    (request,) = sim.requests.itertuples()
-    assert (request.outcome, request.ended_s, request.output_tokens) == ("failed", 2.5, 2)
-    assert stays(sim) == [(0, 2, "moved")]
-
-
-def test_what_comes_while_the_last_replica_drains_fails_with_that():
-    load = Workload.build([0.0, 1.5], [8] * 2, [10] * 2)
-    rows = small(load, [(1.0, lambda fleet: fleet.drain(0))], replicas=1).run().requests
-    assert rows.outcome.tolist() == ["completed", "failed"]
-    assert rows.ended_s.tolist() == [10.0, 10.0]
 
 
 def test_a_run_in_which_every_request_was_rejected_has_rows(tmp_path):
@@ -427,29 +369,6 @@ def test_the_view_is_of_the_time_at_which_a_router_hears():
         "first token": request.first_token_s,
         "ended": request.last_token_s,
     }
-
-
-class LooksBack(LeastRequests):
-    """Notes what it sees of the first replica, one and a half seconds late."""
-
-    name = "looks-back"
-    signals = Signals(age_s=1.5)
-
-    def setup(self):
-        super().setup()
-        self.seen = []
-
-    def place(self, request, stage, view):
-        self.seen.append((view.now, view.load(0).running, view.load(0).used))
-        return super().place(request, stage, view)
-
-
-def test_a_router_sees_snapshots_of_its_own_age():
-    """A request holds two blocks from 0 s on; that it ended, at 3 s, shows at 4.5 s."""
-    router = LooksBack()
-    load = Workload.build([0.0, 1.4, 1.6, 4.4, 4.6], [20, 4, 4, 4, 4], [3, 9, 1, 1, 1])
-    small(load, router=router, replicas=3).run()
-    assert router.seen == [(0.0, 0, 0), (1.4, 0, 0), (1.6, 1, 2), (4.4, 1, 2), (4.6, 0, 0)]
 
 
 class Stubborn(LeastRequests):

@@ -17,7 +17,7 @@ from twinserve.sim.setup.fleet_file import PoolSettings, read_fleet
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.offered_load import offered_load, offered_load_of
 from twinserve.sim.setup.presets import from_file
-from twinserve.sim.setup.run import Simulation, simulate
+from twinserve.sim.setup.run import simulate
 from twinserve.sim.sweep.combinations import Run
 from twinserve.sim.sweep.sweep import Sweep, contents_of
 
@@ -46,17 +46,6 @@ def two(tmp_path):
 
 def command(text: str, capsys) -> tuple[int, str]:
     return status(simulate_main, text.split()), "".join(capsys.readouterr())
-
-
-def test_each_pool_runs_what_the_file_says(two):
-    inputs = resolve(SimulationConfig(fleet=str(two), **SMALL))
-    run = Simulation(inputs, inputs.policies[0])
-    policies = [engine.core.policy for engine in run.engines]
-    assert [policy.name for policy in policies] == ["vllm", "vllm", "sarathi"]
-    assert [policy.limits.max_num_seqs for policy in policies] == [1024, 1024, 32]
-    rates = [engine.backend.link.to_host.bytes_per_s for engine in run.engines]
-    assert rates[2] == 20e9 and rates[0] == rates[1] != 20e9
-    assert run.fleet.router.name == "spread"
 
 
 def test_each_pool_plans_ahead_if_its_release_does():
@@ -124,24 +113,6 @@ def test_a_router_beside_that_of_the_file_is_refused(two, router, capsys):
     code, said = command(f"--fleet {two} {TRAFFIC} --router {router}", capsys)
     assert code == BAD_INPUT and "router: 'spread'" in said and "keep one of them" in said
     assert command(f"--fleet {two} {TRAFFIC} --router spread", capsys)[0] == 0
-
-
-@pytest.mark.parametrize("policies", [("vllm", "bros"), ("bros", "vllm")])
-def test_settings_that_any_pool_makes_use_of_are_kept_for_repeating(policies):
-    fleet = json.dumps({"pools": [{"policy": policy} for policy in policies]})
-    flags = SMALL | {"estimator": "perfect", "prefix_caching": True, "requests": 5}
-    (result,) = simulate(SimulationConfig(fleet=fleet, **flags)).values()
-    kept = result.config["config"]
-    assert (kept["estimator"], kept["prefix_caching"]) == ("perfect", True)
-
-
-@pytest.mark.parametrize("policies", [("vllm", "bros-exact"), ("bros-exact", "vllm")])
-def test_what_policies_count_is_of_the_pools_that_count_it(policies):
-    fleet = json.dumps({"pools": [{"policy": policy} for policy in policies]})
-    (result,) = simulate(SimulationConfig(fleet=fleet, **SMALL | {"requests": 5})).values()
-    counted = result.config["policy"]["counters"]
-    steps = result.rows.steps.groupby("replica").size()
-    assert sum(counted.values()) == steps[policies.index("bros-exact")]
 
 
 @pytest.mark.slow

@@ -119,10 +119,3 @@ def test_a_run_ends_with_its_last_request_not_with_a_deadline():
     load = Workload.build([0.0] * 3 + [3.0], [8] * 4, [5] * 4)
     sim = small(load, client_timeout=1000.0).run()
     assert sim.clock.now == sim.requests.ended_s.max() == 8.0
-
-
-def test_clients_that_come_at_once_give_up_at_once():
-    load = Workload.build([0.0] * 3 + [3.0], [8] * 4, [50] * 4)
-    rows = small(load, client_timeout=6.5).run().requests.set_index("request_id")
-    assert rows.outcome.tolist() == ["timed_out"] * 4
-    assert rows.ended_s.loc[["r0", "r1", "r2", "r3"]].tolist() == [6.5, 6.5, 6.5, 9.5]

@@ -85,17 +85,6 @@ def test_a_routers_index_has_what_the_caches_of_all_replicas_hold(ledger):
     assert {what for _, what in router.heard} == {"came", "stored", "removed"}
 
 
-def test_a_replica_that_comes_later_is_heard_from_when_it_is_up():
-    router = Recording()
-    run = made("vllm", crowd(4), 1, router=router, settings=CACHING)
-    description = Description(run.inputs.hardware, run.spec)
-    at(run, 0.005, lambda: run.add(description, warm_up_s=0.02))
-    run.run()
-    of_second = [what for replica, what in router.heard if replica == 1]
-    assert of_second[0] == "came" and "stored" in of_second
-    assert router.index.contents(1).tolist() == findable(run, 1)
-
-
 @pytest.mark.parametrize("migrates", [False, True])
 def test_nothing_is_heard_of_a_replica_that_failed(migrates):
     router = Recording()
@@ -114,16 +103,6 @@ def test_nothing_is_heard_of_a_replica_that_failed(migrates):
         ledger.free(row)
     assert len(before) and ledger.admit(0, ledger.num_blocks * ledger.block_tokens)
     assert len(told.contents(0)) < len(before) and len(router.heard) == heard
-
-
-def test_a_replica_that_has_drained_is_heard_from_until_it_is_down():
-    router = Recording()
-    run = made("vllm", crowd(4), 2, router=router, settings=CACHING)
-    at(run, 0.1, lambda: (router.heard.append((0, "drains")), run.fleet.drain(0)))
-    run.run()
-    of_first = [what for replica, what in router.heard if replica == 0]
-    assert "stored" in of_first[of_first.index("drains") :]
-    assert router.index.contents(0).tolist() == findable(run, 0)
 
 
 def test_a_replica_whose_ledger_has_no_events_is_silent():

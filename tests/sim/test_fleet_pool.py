@@ -134,19 +134,6 @@ def test_with_one_replica_and_a_large_window_nothing_changes(policy, workload):
         assert getattr(plain.rows(), table).equals(getattr(pooled.rows(), table))
 
 
-def test_online_requests_are_placed_as_without():
-    """They never wait in the pool, and the router is asked for each."""
-    run = served("echo", documents(2), 3)
-    for request in run.fleet.requests:
-        if not is_offline(request):
-            assert (
-                request.placements[0].replica.engine.core.requests.placed_s[
-                    request.placements[0].row
-                ]
-                == request.arrival_s
-            )
-
-
 def test_a_window_of_nothing_is_refused():
     with pytest.raises(ValueError, match="an offline window of 0 requests; give one at least"):
         made("echo", documents(), offline_window=0)
@@ -202,14 +189,6 @@ def test_a_replica_pulls_no_more_than_its_window_and_the_family_that_fills_it():
     assert window <= max(most) < window + questions
 
 
-def test_families_go_in_the_order_in_which_they_came():
-    run = served("vllm", documents(6, online=0), 1, 1)
-    first = {}
-    for request in run.fleet.requests:
-        first.setdefault(request.id.partition("-")[0], request.placements[0].row)
-    assert list(first.values()) == sorted(first.values())
-
-
 def test_requests_of_a_session_are_a_family_where_there_is_no_text():
     n = 12
     workload = Workload.build(
@@ -222,17 +201,6 @@ def test_requests_of_a_session_are_a_family_where_there_is_no_text():
         homes[request.group] |= {p.replica.index for p in request.placements}
     assert all(len(replicas) == 1 for replicas in homes.values()) and len(homes) == 3
     assert set.union(*homes.values()) == {0, 1}
-
-
-def test_requests_that_share_nothing_go_one_by_one():
-    n = 20
-    workload = Workload.build(np.zeros(n), [20] * n, [10] * n, service_class=np.ones(n))
-    run = made("vllm", workload, offline_window=3)
-    watched, most = Watched(run), []
-    look = watched.look
-    watched.look = lambda: (look(), most.append(watched.here()))
-    run.run()
-    assert np.max(most, axis=0).tolist() == [3, 3]
 
 
 # -- replicas that leave ---------------------------------------------------------------------------
@@ -293,37 +261,6 @@ def test_what_has_not_left_when_the_grace_ends_still_returns():
     run.run()
     assert returned and all(request.end is End.COMPLETED for request in returned)
     assert any(request.end is End.FAILED for request in run.fleet.requests)
-
-
-def test_after_a_failure_they_return_where_the_fleet_migrates():
-    run, idle, begun = leaves("fail", True)
-    assert all(stays(request) == [0, 1] for request in [*idle, *begun])
-    assert all(request.end is End.COMPLETED for request in run.fleet.requests)
-
-
-def test_after_a_failure_they_fail_where_it_does_not():
-    run, idle, begun = leaves("fail", False)
-    assert all(request.end is End.FAILED for request in [*idle, *begun])
-    assert len({r.end for r in run.fleet.requests if r not in [*idle, *begun]} - {End.FAILED}) == 1
-
-
-def test_a_family_has_a_new_home_when_its_replica_is_down():
-    """Questions that come later go where the others have gone."""
-    run = made("vllm", documents(8, families=8, late=3), offline_window=4)
-    at(run, 0.1, lambda: run.fleet.drain(0))
-    run.run()
-    later = [r for r in run.fleet.requests if is_offline(r) and r.arrival_s > 0.1]
-    assert later and all(stays(request) == [1] for request in later)
-
-
-def test_a_replica_that_comes_pulls_at_once():
-    run = made("vllm", documents(9, families=16), 1, offline_window=4)
-    description = Description(run.inputs.hardware, run.spec)
-    at(run, 0.1, lambda: run.add(description, warm_up_s=0.05))
-    run.run()
-    table = run.engines[1].core.requests
-    assert table.placed_s[table.service_class == 1].min() == run.fleet.replicas[1].since_s[Life.UP]
-    assert all(len(replicas) == 1 for replicas in families_of(run).values())
 
 
 def test_a_client_that_leaves_the_pool_is_gone_at_once():

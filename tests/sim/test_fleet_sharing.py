@@ -90,16 +90,6 @@ def test_two_engines_share_nothing_that_can_change(policy):
         simulation.clock.run(until=simulation.clock.now + 0.5)
 
 
-def test_what_they_share_is_found_wherever_it_is():
-    one, other = two_engines("vllm").engines
-    one.core.ledger.pool.refs = other.core.ledger.pool.refs = np.zeros(4, np.int64)
-    one.backend.link.to_host = other.backend.link.to_host
-    one.core.policy.waiting._rows = other.core.policy.waiting._rows
-    found = shared(one, other)
-    for end in ("pool.refs", "to_host._under_way", "waiting._rows"):
-        assert any(where.endswith(end) for where in found), end
-
-
 REPLICAS = 400
 # An 8B model on an 80 GB GPU: 27,570 KV blocks. Imports and inputs are there before the fleet is.
 SCRIPT = """

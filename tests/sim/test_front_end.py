@@ -17,7 +17,7 @@ from twinserve.profiles.front_end import NO_DELAYS, Delays, Service
 from twinserve.sim.cli.main import main, simulate_main
 from twinserve.sim.cli.simulate import headline
 from twinserve.sim.fleet.front_end import ServerThread
-from twinserve.sim.results.files import POOL_GROUP, RunResult, read_run, write_run
+from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
@@ -82,13 +82,6 @@ def test_clients_and_engine_differ_by_the_terms_of_every_request(replicas):
     assert (stays[rows["request_id"]].to_numpy() == rows["engine_arrival_s"]).all()
 
 
-def test_gaps_between_tokens_are_the_engines():
-    without, there = (
-        latencies(simulate(listed(n=1), front_end=d).requests)["tpot_s"] for d in (None, SLOW)
-    )
-    assert there[0] == pytest.approx(without[0], rel=1e-9)
-
-
 def test_a_policy_knows_when_the_engine_got_a_request_and_no_more():
     told = []
 
@@ -115,15 +108,6 @@ def test_the_next_turn_is_sent_when_the_last_one_was_seen():
     assert sent[1] == seen[0] and sent[2] == seen[1] + 0.5
 
 
-def test_the_pools_next_batch_comes_when_the_last_one_was_seen():
-    rows = simulate(hybrid(2, pool=5, sessions=0, applications=0), front_end=SLOW).requests
-    batches = rows[rows["group"] == POOL_GROUP].groupby("stage")
-    sent, seen = batches["arrival_s"].unique(), batches["last_token_s"].max()
-    assert len(seen) > 3
-    for batch in range(1, len(seen)):
-        assert sent[batch].tolist() == [seen[batch - 1]]
-
-
 # -- clients that give up --------------------------------------------------------------------------
 def alone(front_end: Delays | None, timeout: float | None) -> pd.Series:
     """The only request of a run; without a front end it takes its client `takes` seconds."""
@@ -131,31 +115,10 @@ def alone(front_end: Delays | None, timeout: float | None) -> pd.Series:
     return simulate(workload, front_end=front_end, client_timeout=timeout).requests.iloc[0]
 
 
-def test_clients_wait_from_when_they_sent_until_they_have_seen_the_end():
-    takes = alone(None, None)["last_token_s"]
-    delays = SLOW.request_side(200) + SLOW.response_s
-    assert alone(SLOW, takes + delays + 1e-6)["outcome"] == "completed"
-    for waits in (takes + 0.9 * delays, 0.5 * takes):  # it is on its way; it is computed
-        row = alone(SLOW, waits)
-        assert (row["outcome"], row["finished"]) == ("timed_out", False)
-        assert row["ended_s"] == pytest.approx(waits)
-
-
 def test_a_client_may_leave_while_its_request_is_in_the_front_end():
     row = alone(SLOW, 0.5 * SLOW.request_side(200))
     assert (row["outcome"], row["output_tokens"]) == ("timed_out", 0)
     assert np.isnan(row["first_scheduled_s"])
-
-
-def test_a_session_ends_with_an_answer_that_came_too_late():
-    workload = Workload.build(
-        np.array([0.0, np.nan]), np.full(2, 100), np.full(2, 10), group=np.zeros(2, np.int64),
-        stage=np.arange(2), delay_s=np.zeros(2), group_names=["one"],
-    )  # fmt: skip
-    whole = simulate(workload, front_end=SLOW).requests
-    first = float((whole["last_token_s"] - whole["arrival_s"]).iloc[0])
-    run = simulate(workload, front_end=SLOW, client_timeout=first - 0.5 * SLOW.response_s)
-    assert run.requests["outcome"].tolist() == ["timed_out"] and run.rows.never_sent == 1
 
 
 @pytest.mark.slow
@@ -248,13 +211,6 @@ def test_no_token_is_seen_before_its_step_ended_and_none_before_an_earlier_one()
         assert mine["first_token_s"].is_monotonic_increasing
     assert (rows["last_token_s"] >= rows["first_token_s"]).all()
     assert (rows["ended_s"] == rows["last_token_s"]).all()
-
-
-def test_a_closed_loop_goes_on_when_its_client_has_seen_the_end():
-    workload = replace(crowd(40), concurrency=4)
-    rows = simulate(workload, front_end=QUEUED).requests.sort_values("arrival_s")
-    sent, seen = rows["arrival_s"].to_numpy(), np.sort(rows["last_token_s"].to_numpy())
-    assert (sent[:4] == 0).all() and (sent[4:] == seen[:-4]).all()
 
 
 def in_turns(service: Service, steps: list[tuple[float, float]]) -> tuple[list[float], float]:

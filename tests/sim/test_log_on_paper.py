@@ -71,39 +71,12 @@ ADMIT = {"admitted": [(0, 0)], "grants": {0: 5}}
 OUT = {"preempted": [(0, SWAP)], "grants": {1: 1}}
 OTHER = {"grants": {1: 1}}
 BACK = {"swapped_in": [0]}
-ON = {"grants": {0: 1}}
-
-
-def test_kv_comes_back_with_the_first_grant():
-    early = steps(ADMIT, OUT, BACK | OTHER, OTHER, ON)
-    assert [step.swapped_in for step in early] == [(), (), (), (), ("a",)]
-    assert early[1].preempted == (("a", SWAP),)
-
-
-def test_a_row_that_is_back_on_paper_only_loses_nothing_on_the_engine():
-    again = steps(ADMIT, OUT, BACK | OTHER, OUT, BACK | ON)
-    assert [step.preempted for step in again] == [(), (("a", SWAP),), (), (), ()]
-    assert again[-1].swapped_in == ("a",)
 
 
 def test_a_copy_that_counts_no_more_is_forgotten():
     dropped = steps(ADMIT, OUT, BACK | OTHER, {"preempted": [(0, DROP)]} | OTHER, ADMIT)
     assert [step.forgotten for step in dropped] == [(), (), (), ("a",), ()]
     assert dropped[-1].hits == {"a": 0} and dropped[-1].swapped_in == ()
-
-
-def test_plans_without_a_step_add_up():
-    lost, back = {"preempted": [(0, SWAP)]}, BACK | ON
-    both = steps(ADMIT, lost, back)[-1]
-    assert both.preempted == (("a", SWAP),) and both.swapped_in == ("a",)
-    dropped = steps(ADMIT, lost, {"preempted": [(0, DROP)]}, {"admitted": [(0, 3)]}, ON)[-1]
-    assert dropped.preempted == (("a", DROP),) and dropped.hits == {"a": 3}
-    assert dropped.swapped_in == () == dropped.forgotten
-
-
-def test_who_is_admitted_and_taken_back_before_a_grant_was_never_there():
-    never = steps({"admitted": [(0, 0)]}, {"preempted": [(0, DROP)]}, OTHER)[-1]
-    assert never == PlannedStep({"b": 1})
 
 
 def test_who_begins_anew_gives_back_what_it_has():

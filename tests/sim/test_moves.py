@@ -79,11 +79,6 @@ def test_a_swapped_request_is_made_and_nothing_is_said():
     assert not_made(log.moved, physical=False) == {} and not_made_lines({}) == []
 
 
-def test_without_moves_the_log_is_as_it_was():
-    log, result = logged("vllm", num_blocks=4000)
-    assert log.moved == {} and b"moved" not in result.decisions
-
-
 @pytest.mark.slow
 def test_slots_of_bros_are_made_on_a_physical_layout_only():
     log, _ = logged("bros", pool=4, num_blocks=120, slo="ttft=0.2,tpot=0.1")
@@ -136,12 +131,6 @@ def test_a_validation_names_them_too():
     assert "ot made" not in page([plain], "0.0") and "not made: moves of layers" not in dict(
         metric_lines(plain)
     )
-
-
-def test_layers_are_made_on_a_physical_layout_only():
-    log, _ = logged("layerkv:x=0,slo_aware=false")
-    assert set(not_made(log.moved, physical=False)) == {"layers"}
-    assert not_made(log.moved, physical=True) == {}
 
 
 def test_a_physical_layout_is_refused_where_a_ledger_has_none():

@@ -215,16 +215,3 @@ def test_the_command_shows_what_was_found_on_the_host(capsys, tmp_path):
         f"--kv-offloading-backend native --out {tmp_path / 'run'}".split(),
     )
     assert "found on the host" in capsys.readouterr().out
-
-
-def test_a_pool_of_a_fleet_file_may_have_a_tier(tmp_path):
-    file = tmp_path / "fleet.yaml"
-    file.write_text(
-        "pools:\n"
-        "- {name: with, kv_offloading_size: 2, kv_offloading_options: eviction_policy=arc}\n"
-        "- {name: without}\n"
-    )
-    simulation, _, rows = run(fleet=str(file))
-    with_tier, without = simulation.engines
-    assert with_tier.tier is not None and without.tier is None
-    assert rows.requests.groupby("replica")["host_tokens"].sum()[1] == 0

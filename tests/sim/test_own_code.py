@@ -100,14 +100,6 @@ def test_a_run_with_a_changed_reader_is_refused(folder, capsys):
     assert said(capsys, "simulate", "--config", "run/run.json", *words[2:], "-q")[0] == 0
 
 
-def test_frames_are_shown_when_they_are_asked_for(folder, capsys):
-    (folder / "mine.py").write_text(POLICY.format(line="view.now_s"))
-    with pytest.raises(AttributeError):
-        cli.main(["simulate", "-p", "mine.py:Mine", *SMALL, "--traceback"])
-    code, shown = said(capsys, "simulate", "-p", "vllm", *SMALL, "--traceback")
-    assert code == 0 and "Real-time" in shown
-
-
 @pytest.mark.slow
 def test_so_it_is_in_a_sweep(folder, capsys):
     (folder / "mine.py").write_text(POLICY.format(line="view.now_s"))

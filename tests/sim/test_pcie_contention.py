@@ -209,15 +209,6 @@ def test_steps_with_a_quarter_of_all_reduce(hold, ends):
     assert ends_with(move, allreduces=quarter) == pytest.approx(ends, abs=1e-4)
 
 
-def test_a_transfer_without_a_step_has_the_link_to_itself():
-    move = KvMove(0, *OUT, 1500, Hold.REQUEST)
-    # with the third step; the row is back after 1.5 / 0.8 s, when the engine had nothing else to do
-    assert ends_with(move, allreduces=quarter)[:4] == pytest.approx(
-        [1, 2, 3.25, 2 + 1.5 / 0.8 + 1], abs=1e-4
-    )
-    assert ends_with(move)[:4] == pytest.approx([1, 2, 3, 4.5], abs=1e-4)
-
-
 SWAPPING = (
     "vllm-v0:preemption_mode=swap",
     "conserve",

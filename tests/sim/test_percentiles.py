@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sim.test_results_rows import toy_rows
-from twinserve.sim.report.table import render_table, table_rows
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.sim.results.options import MetricsOptions, percentile_name
 from twinserve.sim.setup.config import SettingsError
@@ -53,30 +52,6 @@ def test_they_are_added_and_change_nothing_else(percentiles):
 )
 def test_they_are_named_as_vllm_names_them(percentile, name):
     assert percentile_name(percentile) == name
-
-
-def test_the_table_shows_the_mean_and_those():
-    usual = {row.title for row in dict(table_rows({"a": asked()}))["Real-time"]}
-    assert {"TTFT mean / p90 / p99, ms", "TPOT mean / p90 / p99, ms"} <= usual
-    summary = asked(50, 99.9)
-    rows = {row.title: row for row in dict(table_rows({"a": summary}))["Real-time"]}
-    row = rows["TTFT mean / p50 / p99.9, ms"]
-    assert "-" not in row.cells[0]
-    assert len(row.cells[0].split(" / ")) == 3
-
-
-@pytest.mark.parametrize("runs", [1, 2, 3])
-@pytest.mark.parametrize("percentiles", [(), (50, 90, 95, 99, 99.9, 99.99)])
-def test_three_policies_fit_a_terminal_in_one_table(runs, percentiles):
-    """With numbers as long as those of an overloaded run; a line for each where one is too wide."""
-    summary = asked(*percentiles)
-    slow = summary["classes"]["rt"]
-    slow |= {name: 309_368.0 for name in slow if name.endswith(("_ttft_ms", "_tpot_ms"))}
-    text = render_table({f"policy-{i}": summary for i in range(runs)})
-    assert max(map(len, text.splitlines())) <= 80
-    assert text.count("KV peak") == 1
-    for q in percentiles or (90, 99):
-        assert f"{percentile_name(q)}" in text
 
 
 @pytest.mark.parametrize(

@@ -149,20 +149,6 @@ def test_time_in_which_several_batches_ran_counts_once():
     assert busy == pytest.approx(1.0, abs=0.01)
 
 
-def test_no_replica_of_a_fleet_is_busier_than_all_the_time():
-    rows = _rows(PROMPTS, f"{NAME}:pp4", max_num_batched_tokens=2048, replicas=2)
-    busy = [one["busy"] for one in summarise(rows)["replicas"]]
-    assert busy == pytest.approx([1.0, 1.0], abs=0.01)
-
-
-def test_prompts_longer_than_a_step_go_through_in_parts_that_follow_each_other():
-    """A part need not wait for the one before it to leave the last stage."""
-    prompt = "closed:concurrency=1,requests=1,input=8192,output=1"
-    budget = {"max_num_batched_tokens": 1024}
-    one, four = (_rows(prompt, name, **budget).requests for name in (NAME, f"{NAME}:pp4"))
-    assert four.first_token_s[0] < 0.5 * one.first_token_s[0]
-
-
 def test_a_slow_replica_with_stages_takes_as_many_times_as_long():
     trace = "closed:concurrency=1,requests=1,input=500,output=40"
     slow = '[{"replica": 0, "kind": "slow", "at_s": 0, "factor": 3}]'

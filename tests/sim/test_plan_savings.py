@@ -94,11 +94,6 @@ def test_cheaper_gpus_save_though_they_are_more():
     assert "saves $365 a month (with 2 GPUs more), against" in str(saving)
 
 
-def test_without_prices_gpus_decide():
-    assert "saves 1 GPU, against vllm" in str(Saving("bros", needed(1, usd=None), needed(2)))
-    assert not Saving("bros", needed(2, usd=None), needed(2)).saves
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs", "said"),
     [

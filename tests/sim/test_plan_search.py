@@ -50,14 +50,6 @@ def test_few_trials_find_it_near_and_far(guess):
     assert len(found(lambda n: n >= guess, guess, most=1000).tried) <= 3
 
 
-def test_where_more_is_not_always_better_that_is_said():
-    end = found(lambda n: n in (5, 7, 8), 5, least=5)
-    assert end.number == 5 and not end.monotone and end.tried[6] is False
-    end = found(lambda n: n in (3, 5, 6, 7), 5, least=3)
-    assert end.number == 3 or end.number == 5  # what was not tried is not known
-    assert end.number == min(n for n, ok in end.tried.items() if ok)
-
-
 @examples(100)
 @given(good=st.sets(st.integers(1, 30)), guess=st.integers(1, 30), least=st.integers(1, 30))
 def test_whatever_is_enough_the_answer_is_and_its_neighbour_below_is_not(good, guess, least):
@@ -103,22 +95,6 @@ def counting(start: int, steps: int):
     for number in range(start, start + steps):
         total += yield number
     return total
-
-
-LENGTHS = [3, 0, 1, 7, 2, 4, 0, 5]
-WANTED = [sum(2 * (10 * i + k) for k in range(n)) for i, n in enumerate(LENGTHS)]
-
-
-@pytest.mark.parametrize("threads", [0, 1, 3])
-def test_searches_find_what_each_finds_alone(monkeypatch, threads):
-    told = []
-    monkeypatch.setattr(waves, "run_trial", lambda number: 2 * number)
-    workers = ThreadPoolExecutor(threads) if threads else InThisProcess()
-    with workers:
-        searches = [counting(10 * i, n) for i, n in enumerate(LENGTHS)]
-        found, trials = drive_all(searches, workers, lambda *so_far: told.append(so_far))
-    assert found == WANTED and trials == sum(LENGTHS)
-    assert told[-1] == (trials, 0) and [done for done, _ in told] == sorted(d for d, _ in told)
 
 
 def in_pairs(start: int, steps: int):

@@ -71,26 +71,11 @@ def test_only_what_comes_after_the_lead_is_judged(trace):
     assert run_trial(TrialSpec(given, 2.0)).requests == later < len(result.rows.requests)
 
 
-def test_an_overload_ends_long_before_its_requests_do(trace):
-    given = settings(trace, "ttft p99 < 30 ms", max_num_seqs=1)
-    found = run_trial(TrialSpec(given))
-    assert found.early and found.missed == (0,) and not found.objectives
-
-
 def test_a_trial_for_its_verdict_ends_once_enough_requests_have_kept(trace):
     given = settings(trace, "ttft p50 < 1 s, tpot p50 < 1 s", replicas=2)
     whole, verdict = (run_trial(TrialSpec(given, verdict=flag)) for flag in (False, True))
     assert whole.keeps and not whole.early and whole.objectives
     assert verdict.keeps and verdict.early and not verdict.objectives and not verdict.missed
-
-
-def test_slower_steps_keep_less(trace):
-    given = settings(trace, "tpot p90 < 12 ms")
-    shares = [
-        run_trial(TrialSpec(given, early=False, off=(factor, factor))).objectives[0].value_s
-        for factor in (0.8, 1.0, 1.25)
-    ]
-    assert shares == sorted(shares) and shares[0] < shares[2]
 
 
 def test_draws_deal_the_same_lengths_to_the_same_arrivals():

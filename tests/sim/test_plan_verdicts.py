@@ -59,12 +59,6 @@ def test_the_same_again_in_more_draws_is_surer_and_says_the_same_share(kept):
     assert often.high - often.low <= once.high - once.low + 1e-12
 
 
-def test_parts_that_differ_more_are_less_sure():
-    (even,) = attained([TTFT], [trial(*[92] * 10)])
-    (bursts,) = attained([TTFT], [trial(*[100, 84] * 5)])
-    assert even.share == bursts.share and even.answer == "meets" and bursts.answer == "undecided"
-
-
 def test_of_a_thousand_requests_a_percentile_needs_whole_ones():
     p = Objective("rt", "ttft", 1.0, statistic="p99.9")
     assert (needed(p, 1000), needed(p, 1001), needed(TTFT, 10), needed(TTFT, 11)) == (

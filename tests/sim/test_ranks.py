@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from twinserve.backends.lockstep import RankError
@@ -46,14 +45,6 @@ def test_a_step_waits_for_steps_of_the_others_that_began_before():
         assert (end > under_way + 1e-3).all()
         waited += len(under_way)
     assert waited > 0
-
-
-def test_ranks_with_as_many_tokens_take_what_the_profile_says():
-    profile = load_profile(NAME)
-    rows = _rows("closed:concurrency=2,requests=2,input=100,output=50", router="round-robin")
-    ends = rows.steps[rows.steps.replica == 0].end_s.to_numpy()
-    expected = profile.model().step_seconds(StepComposition(1, 130, 130))
-    assert np.diff(ends)[-30:] == pytest.approx(expected, rel=0.01)
 
 
 def test_one_rank_alone_has_the_experts_of_both_for_itself():

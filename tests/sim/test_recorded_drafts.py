@@ -11,7 +11,6 @@ import pytest
 
 from twinserve.backends.acceptance import Acceptance, DraftsPartedError, RecordedAcceptance, uniform
 from twinserve.backends.speculating import SpeculatingBackend
-from twinserve.policies.baselines.vllm_drafts import VllmDrafts
 from twinserve.policies.registry import policy_class, policy_for, policy_names
 from twinserve.sim.results.decisions import DecisionLog, LoggedStep, parse_log
 from twinserve.sim.results.files import ResultsError, RunResult, write_run
@@ -86,16 +85,6 @@ def test_a_simulation_takes_found_drafts_from_a_log(policy, tmp_path):
     assert {right for _, right, _ in seen} == {0, 1, 2, 3}
     assert sum(len(step.preempted) for step in log.steps) > 5
     assert first.summary["speculation"] == second.summary["speculation"]
-
-
-def test_the_log_says_what_was_verified(tmp_path):
-    """Beside the table of the steps, and the tokens that requests got."""
-    result = recorded(num_blocks=400)
-    log, steps = parse_log(result.decisions), result.rows.steps
-    sums = np.array([np.sum([*(s.verified or {0: (0, 0, 0)}).values()], axis=0) for s in log.steps])
-    assert sums[:, 1].tolist() == steps["accepted_tokens"].tolist()
-    # padding is verified, and nobody found it
-    assert (sums[:, 0] <= steps["draft_tokens"]).all() and sums[:, 0].sum() > 0
 
 
 def test_a_replayed_step_tells_drafts_from_prompts():
@@ -209,14 +198,6 @@ def test_settings_that_make_no_sense_are_refused_in_one_line(given, said):
     with pytest.raises(SettingsError, match=said) as error:
         resolved(speculate=given)
     assert "\n" not in str(error.value) and str(error.value).startswith("--speculate")
-
-
-def test_prompts_of_clients_that_left_are_forgotten():
-    inputs = resolved(client_timeout=0.05, max_num_batched_tokens=24)
-    run = Simulation(inputs, inputs.policies[0])
-    run_simulation(run)
-    policy = run.engines[0].core.policy
-    assert isinstance(policy, VllmDrafts) and not policy._behind
 
 
 def test_recorded_drafts_are_not_planned_ahead():

@@ -18,7 +18,7 @@ from twinserve.sim.report import interactive
 from twinserve.sim.report.chart import Chart, Curve, best, plain, thinned_steps
 from twinserve.sim.report.figures import latency_figure, load_figure
 from twinserve.sim.report.palette import dash, marked
-from twinserve.sim.report.run_charts import distributions, run_charts
+from twinserve.sim.report.run_charts import run_charts
 from twinserve.sim.report.seen import look, over_time, summed_peak
 from twinserve.sim.report.static import panels, svg
 from twinserve.sim.results.files import RunResult
@@ -36,14 +36,6 @@ def result(rows) -> RunResult:
 
 
 # -- cached prefixes in idle gaps ------------------------------------------------------------------
-@pytest.mark.parametrize("after", [3, 50])
-def test_what_is_cached_stays_while_nothing_runs(after):
-    table = steps(kv_cached_blocks=[20, after])
-    drawn = over_time(table, "kv_cached_blocks", np.arange(9.0), stays=True)
-    assert drawn[0] == 20 and drawn[-1] == after
-    np.testing.assert_allclose(drawn[1:-1], max(20, after))
-
-
 def test_what_is_cached_stays_until_the_run_ends_or_its_replica_goes():
     table = pd.concat([steps(kv_cached_blocks=[4, 4]), steps(kv_cached_blocks=[9, 9])[:1]])
     table["replica"] = [0, 0, 1]
@@ -61,16 +53,6 @@ def test_memory_drawn_is_never_more_than_there_is():
     both = times["kv_used_blocks"].mean + times["kv_cached_blocks"].mean
     assert 0.9 < both.max() / 200 <= 1 + 1e-9
     assert times["kv_cached_blocks"].mean[-1] > 0
-
-
-def test_what_is_cached_stays_on_a_page_too(tmp_path):
-    rows = toy_rows(40, rate=0.5, blocks=200)
-    rows.steps["kv_cached_blocks"] = 7
-    found = look("a", tmp_path, replace_rows(rows))
-    drawn = found.times["kv_cached_blocks"].mean
-    first = int(np.searchsorted(found.edges, rows.steps["start_s"].min(), side="right"))
-    np.testing.assert_allclose(drawn[first:], 7)
-    assert (found.times["kv_used_blocks"].mean[first:] == 0).any()  # there are gaps
 
 
 def test_memory_is_that_of_all_replicas_that_were_up_at_once():
@@ -192,13 +174,6 @@ def test_each_repeat_is_drawn_in_the_colour_of_its_label():
     assert len(colours) == 4 and len(set(colours)) == 2 and len(set(colours[1:])) == 1
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["simulated", "live"]
-
-
-def test_the_median_beside_a_table_of_means_is_the_tables():
-    runs = [result(toy_rows(60, seed=seed, be_share=0.0)) for seed in range(4)]
-    seen = [look(name, None, run) for name, run in zip(["a", "b", "b", "b"], runs, strict=True)]
-    mean = np.mean([run.summary["p50_ttft_ms"] for run in runs[1:]]) / 1000
-    assert f"{mean:.4g} s (b)" in next(distributions(seen)).alt
 
 
 def test_the_highest_is_of_all_replicas_together():

@@ -21,7 +21,6 @@ from twinserve.sim.results.files import (
     ResultsError,
     RunResult,
     dump_json,
-    find_runs,
     plain,
     read_run,
     write_run,
@@ -123,13 +122,6 @@ def test_further_columns_are_kept(tmp_path):
     run.rows.steps["bus_seconds"] = 0.25
     back = read_run(write_run(tmp_path / "run", run))
     assert list(back.rows.steps) == [*STEPS, "bus_seconds"]
-
-
-def test_the_same_run_gives_the_same_bytes_but_for_timing(tmp_path):
-    one = content(write_run(tmp_path / "one", a_run(wall_s=1.0), timeline=True))
-    two = content(write_run(tmp_path / "two", a_run(wall_s=2.0), timeline=True))
-    assert one.keys() == two.keys() == FILES | {"trace.json.gz"}
-    assert {name for name in one if one[name] != two[name]} == {"timing.json"}
 
 
 def test_bytes_do_not_depend_on_column_order_or_on_the_kind_of_text(tmp_path):
@@ -263,17 +255,6 @@ def test_reading_what_is_no_run_says_so(tmp_path):
         read_run(tmp_path / "nowhere")
     with pytest.raises(ResultsError, match="holds no run"):
         read_run(tmp_path)
-
-
-def test_a_parent_folder_stands_for_its_runs(tmp_path):
-    for name in ("b", "a"):
-        write_run(tmp_path / "runs" / name, a_run())
-    (tmp_path / "runs" / ".a.partial-x").mkdir()
-    (tmp_path / "runs" / ".a.partial-x" / "run.json").write_text("{}")
-    one = tmp_path / "runs" / "a"
-    assert find_runs([tmp_path / "runs"]) == [one, tmp_path / "runs" / "b"]
-    assert find_runs([one]) == [one]
-    assert find_runs([tmp_path / "nowhere"]) == [tmp_path / "nowhere"]
 
 
 def test_json_is_sorted_and_takes_what_configurations_hold():

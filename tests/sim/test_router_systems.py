@@ -135,18 +135,6 @@ def test_costs_of_the_example_in_its_documentation():
     assert alike.choose(request) == 1  # that has less in its cache
 
 
-def test_prompts_that_are_not_computed_yet_count_twice():
-    scene, request = figure(), prompt(*range(10))
-    scene.router.on_dispatched(request, 1)
-    costs = scene.router.costs(prompt(*range(200, 202)), scene.view)
-    # two blocks of prompt and of memory each; replica 1: 5 blocks to compute, 15 under way
-    assert costs == [2 + 12, 5 + 2 + 17, 2 + 11]
-    scene.first_token(request, 1)
-    assert scene.router.costs(prompt(*range(200, 202)), scene.view)[1] == 2 + 17
-    scene.router.on_ended(request, 1)
-    assert scene.router.costs(prompt(*range(200, 202)), scene.view)[1] == 2 + 7
-
-
 def test_blocks_that_requests_share_count_once():
     scene = Scene("dynamo-kv", replicas=1)
     first, second = prompt(*range(8)), prompt(*range(6), 30, 31)

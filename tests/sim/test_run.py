@@ -162,13 +162,3 @@ def test_the_ledger_of_a_policy_is_its_own_unless_a_setting_says_otherwise():
 
     assert ledgers() == ["bidirectional", "paged", "paged"]
     assert ledgers(kv="bidirectional") == ["bidirectional", "paged", "bidirectional"]
-
-
-def test_one_loop_for_python_and_for_the_command(inputs):
-    """Results come one by one, in the order of the policies, each announced before it."""
-    several = replace(inputs, policies=(parse_policy("vllm"), parse_policy("bros")))
-    seen = []
-    for spec, result in run_each(several, begin=seen.append):
-        seen.append((spec.label, result.summary["completed"]))
-    assert seen == ["vllm", ("vllm", 6), "bros", ("bros", 6)]
-    assert list(simulate(SimulationConfig(**SMALL, policy=("vllm", "bros")))) == ["vllm", "bros"]

@@ -120,14 +120,6 @@ def test_the_account_names_what_was_taken_passed_over_and_left(capsys):
     assert "--enable-lora is not simulated (adapters change memory and kernels)" in said
 
 
-def test_a_plan_takes_what_a_server_states():
-    line = f"{_LINE} --max-num-seqs 64 --kv-cache-dtype fp8 --enable-lora"
-    model, settings, lines = stated(line, None, {})
-    assert model == "llama-3.1-8b"
-    assert settings == {"max_model_len": 32_000, "max_num_seqs": 64, "kv_cache_dtype": "fp8"}
-    assert "--enable-lora is not simulated" in lines[1]
-
-
 def test_bytes_of_kv_memory_win_over_a_share():
     line = f"{_LINE} --kv-cache-memory-bytes 20G --gpu-memory-utilization 0.5"
     found = from_vllm(line, {"gpu": "h100"})
@@ -171,10 +163,6 @@ def test_what_is_said_beside_a_server_wins():
 def test_a_plan_without_a_model_asks_for_one(capsys):
     said = refused(capsys, main, ["plan", "-t", "azure-2023:conv", "--slo", "ttft p90 < 1 s"])
     assert "give --model, or a server's command line" in said
-
-
-def test_an_error_is_one_line_of_the_command(capsys):
-    assert refused(capsys, simulate_main, ["--from-vllm", _LINE])
 
 
 def test_a_file_that_changes_is_read_again(tmp_path):

@@ -94,19 +94,6 @@ def test_a_stage_waits_for_the_last_row_of_the_one_before():
     assert requests.index.tolist() == ["r0", "r1", "r2", "r3", "r4"]
 
 
-def test_a_first_stage_of_several_rows_is_complete_when_all_of_them_ended():
-    workload = groups([0.0, 5.0, NAN], [1, 1, 1], [0] * 3, [0, 0, 1])
-    assert simulate(workload, model=STEP).requests.arrival_s.tolist() == [0.0, 5.0, 6.0]
-
-
-def test_groups_do_not_wait_for_each_other():
-    workload = groups(
-        [0.0, 0.0, NAN, NAN], [1, 9, 1, 1], [0, 1, 0, 1], [0, 0, 1, 1], names=("a", "b")
-    )
-    requests = simulate(workload, model=STEP).requests.set_index("request_id")
-    assert requests.arrival_s.to_dict() == {"r0": 0.0, "r1": 0.0, "r2": 1.0, "r3": 9.0}
-
-
 # -- the pool --------------------------------------------------------------------------------------
 def pooled(until_s, batch=4, **more):
     workload = Workload.build([0.0, 30.0], [8, 8], [2, 2])
@@ -159,13 +146,6 @@ def test_every_policy_gets_the_same_pool_requests(policy):
 
 
 # -- replicas --------------------------------------------------------------------------------------
-def test_single_requests_go_where_fewest_are_unfinished():
-    workload = Workload.build([0.0, 0.1, 0.2, 0.3, 5.5], [8] * 5, [9, 2, 9, 9, 1])
-    requests = simulate(workload, model=STEP, replicas=3).requests.set_index("request_id")
-    # r0 -> 0, r1 -> 1, r2 -> 2, all have one: r3 -> 0; r1 has ended by 5.5 s
-    assert requests.replica.to_dict() == {"r0": 0, "r1": 1, "r2": 2, "r3": 0, "r4": 1}
-
-
 @pytest.mark.slow
 def test_sessions_stay_on_their_replica_and_the_pool_is_spread():
     requests = simulate(hybrid(2, 40, rate=60, sessions=8, pool=9), replicas=3).requests

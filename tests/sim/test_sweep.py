@@ -245,12 +245,6 @@ def test_what_is_asked_of_the_metrics_is_part_of_a_run(tmp_path, ran):
     assert len(ran) == 2 and found.request_goodput[0] > 0 and "p75_ttft_ms" in found
 
 
-def test_policies_given_as_flags_are_compared(tmp_path):
-    sweep(tmp_path, "-p", "vllm", "-p", "bros:chunk=64,kv=paged")
-    found = pd.read_parquet(tmp_path / "runs.parquet").policy.tolist()
-    assert found == ["vllm", "bros:chunk=64,kv=paged"]
-
-
 def test_two_sweeps_at_once_in_one_folder_are_refused(tmp_path, capsys):
     from twinserve.sim.sweep.sweep import _alone_in
 
@@ -392,16 +386,6 @@ def test_a_ray_cluster_gives_the_same_bytes(tmp_path, monkeypatch, long_request)
 
 
 # -- what runs say of their requests ---------------------------------------------------------------
-def test_requests_that_were_cut_in_some_runs_are_told(tmp_path, capsys):
-    """On less memory the same trace is cut: rows side by side are then of different requests."""
-    words = ["--trace", "sharegpt", "--requests", "40", "--rate", "5"]
-    assert sweep(tmp_path, *words, "--grid", "num-blocks=30,5000") == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "note (1 of 2 runs): " in out and "cut to that length" in out
-    frame = pd.read_parquet(tmp_path / "runs.parquet")
-    assert "cut to that length" in frame.notices[0] and pd.isna(frame.notices[1])
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -107,26 +107,11 @@ def test_policies_with_options_keep_their_commas(text, values):
     assert [s["policy"] for s in settings(read_grid([text]))] == [(v,) for v in values]
 
 
-def test_a_grid_that_is_given_again_adds_values():
-    assert settings(read_grid(["load=1,2", "pool=3", "load=4"])) == [
-        {"load": load, "pool": "3"} for load in ("1", "2", "4")
-    ]
-
-
 def test_traces_and_objectives_with_commas_go_into_a_list():
     grids = read_grid(['trace=["fixed:40,4","poisson"]', "slo=ttft=1,tpot=0.2"])
     assert [tuple(s.values()) for s in settings(grids)] == [
         ("fixed:40,4", "ttft=1,tpot=0.2"),
         ("poisson", "ttft=1,tpot=0.2"),
-    ]
-
-
-def test_linked_settings_are_equal_in_every_combination(tmp_path):
-    left = params(tmp_path, [{"max_num_seqs": n} for n in (1, 2, 3)], "a.json")
-    right = params(tmp_path, [{"pool": n} for n in ("2", 3, 4)], "b.json")
-    assert settings([left, right], "max-num-seqs=pool") == [
-        {"max_num_seqs": 2, "pool": "2"},
-        {"max_num_seqs": 3, "pool": 3},
     ]
 
 

@@ -207,11 +207,6 @@ def test_a_rejected_request_stays_with_the_router(tmp_path):
     assert len(rejected) and {tracks[name] for name in rejected} == {ROUTER}
 
 
-def test_one_replica_has_no_router(tmp_path):
-    found = drawn(tmp_path, small(one(), replicas=1).run())
-    assert {e["pid"] for e in found} == {1} and not [e for e in found if e["ph"] in "sf"]
-
-
 def test_requests_that_are_drawn_are_the_first_of_all_replicas(fleet, tmp_path):
     found = drawn(tmp_path, fleet, max_requests=6)
     first = fleet.requests.sort_values("arrival_s").request_id[:6]

@@ -17,7 +17,7 @@ from tests.sim.test_metrics import request, rows_of
 from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.report.fleet import MOST_LINES, of_interest, print_windows
 from twinserve.sim.results.files import RunResult, RunRows
-from twinserve.sim.results.metrics import latencies, summarise
+from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.options import MetricsOptions, Objective, Warmup, read_options
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.objectives import metrics_options
@@ -124,17 +124,6 @@ def test_one_window_by_hand():
     of_both = pd.concat([rows.requests, pd.DataFrame([pool])], ignore_index=True)
     shown = of_interest(summarise(replace(rows, requests=of_both), by(5.0))["windows"])
     assert shown[0]["mean_ttft_ms"] == pytest.approx(2000)
-
-
-def test_one_longer_than_the_run_is_the_run():
-    rows = toy_rows()
-    summary = summarise(rows, by(1e6))
-    (window,) = summary["windows"]
-    assert window["end_s"] - window["start_s"] == pytest.approx(summary["duration"])
-    assert window["served_per_s"] == pytest.approx(summary["request_throughput"])
-    for name in ("mean_ttft_ms", "p99_tpot_ms", "mean_e2el_ms"):
-        assert window[name] == summary[name]
-    assert len(latencies(rows.requests)) == window["requests"]
 
 
 def test_a_run_without_requests_has_no_windows():
