@@ -12,14 +12,9 @@ from tests.identity.mutations import RULES, Mutation, MutationMisses, mutations
 from tests.identity.protocol import EngineSettings, Observed
 
 STEP = Observed(
-    scheduled={"a": 1, "b": 7},
-    preempted=("d", "e"),
-    free_blocks=3,
-    hits={"b": 16, "c": 0},
-    finished=("a", "b"),
-    running=("b", "c"),
-    waiting=2,
-)
+    scheduled={"a": 1, "b": 7}, preempted=("d", "e"), free_blocks=3, hits={"b": 16, "c": 0},
+    finished=("a", "b"), running=("b", "c"), waiting=2,
+)  # fmt: skip
 CHANGES = {
     "scheduled": {"b": 7, "a": 1},  # the same grants in another order
     "preempted": ("e", "d"),

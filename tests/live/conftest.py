@@ -1,3 +1,15 @@
-"""The live tests need what the identity tests need: a vLLM installation."""
+"""What the live tests need: a vLLM installation, and a tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
 
 from tests.identity.conftest import vllm  # noqa: F401 - a fixture
+from twinserve.backends.live.engine.tiny_model import write_model
+
+
+@pytest.fixture(scope="session")
+def model(vllm, tmp_path_factory) -> Path:  # noqa: F811
+    return write_model(tmp_path_factory.mktemp("tiny_llama"))

@@ -12,50 +12,13 @@ from tests.identity.protocol import Observed
 
 
 class RecordingScheduler(Scheduler):
-    """Every method calls through; `log` grows by one entry a step, under vLLM's own request ids.
-
-    evictions       cached blocks whose content was given up
-    duplicates      blocks cached under a hash that another block already had
-    partial_chunks  grants that brought no token: the prompt is not computed to its end
-    """
+    """Every method calls through; `log` grows by one entry a step, under vLLM's own request ids."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.log: list[Observed] = []
-        self.evictions = 0
-        self.duplicates = 0
-        self.partial_chunks = 0
         self._victims: list[str] = []
         self._planned: dict = {}
-        self._watch_evictions()
-        self._watch_index()
-
-    def _watch_evictions(self) -> None:
-        pool = self.kv_cache_manager.block_pool
-        evict = pool._maybe_evict_cached_block
-
-        def note_evict(block):
-            evicted = evict(block)
-            self.evictions += evicted
-            return evicted
-
-        pool._maybe_evict_cached_block = note_evict
-
-    def _watch_index(self) -> None:
-        index = self.kv_cache_manager.block_pool.cached_block_hash_to_block
-        insert = index.insert
-
-        def note_insert(key, block):
-            self.duplicates += index.get_one_block(key) is not None
-            return insert(key, block)
-
-        index.insert = note_insert
-
-    def reset_prefix_cache(self, *args, **kwargs):
-        done = super().reset_prefix_cache(*args, **kwargs)
-        if done:
-            self._watch_index()  # it is a new one
-        return done
 
     def schedule(self, *args, **kwargs):
         before = len(self.running)
@@ -82,7 +45,6 @@ class RecordingScheduler(Scheduler):
     def update_from_output(self, scheduler_output, model_runner_output):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         emitted = [output for client in outputs.values() for output in client.outputs]
-        self.partial_chunks += len(self._planned["scheduled"]) - len(emitted)
         self.log.append(
             Observed(
                 **self._planned,

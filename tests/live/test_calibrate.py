@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from twinserve.profiles.composition import StepComposition
-from twinserve.profiles.measured.fit import fit_steps, point_errors
+from twinserve.profiles.measured.fit import point_errors
 from twinserve.profiles.measured.samples import (
     SWAP_IN,
     SWAP_OUT,
@@ -85,42 +84,6 @@ def test_steps_of_random_composition_are_predicted(profile, measurement):
     assert fit.check_error == pytest.approx(errors.mean())
     assert profile.fit_error == fit.errors["all"] < 0.3
     assert set(fit.errors) >= {"all", "decode", "prefill", "prefills", "chunk", "mixed"}
-
-
-@pytest.mark.nightly
-@pytest.mark.alone
-def test_a_half_of_the_points_predicts_the_other(measurement):
-    steps = [s for s in measurement.steps if s.kind not in ("leaving", "check", "traffic")]
-    odd = [s for s in steps if s.kind != "mixed" or s.point % 2]
-    model = fit_steps(odd)
-    even = [
-        s
-        for s in settled([s for s in steps if not s.first])
-        if s.kind == "mixed" and s.point % 2 == 0
-    ]
-    assert np.median(np.abs(list(point_errors(model, even).values()))) < 0.25
-
-
-@pytest.mark.nightly
-@pytest.mark.alone
-def test_times_rise_where_they_must(profile):
-    model = profile.model()
-    for n in (1, 3, 16, 40):
-        rows = [
-            model.step_seconds(StepComposition(n, n * c, c)) for c in (16, 100, 700, 2000, 9000)
-        ]
-        assert rows == sorted(rows) and rows[0] > 0
-        assert model.step_seconds(StepComposition(n + 1, (n + 1) * 100, 100)) >= rows[1]
-    prompts = [
-        StepComposition(prefill_new=np.array([m]), prefill_resident=np.array([0]))
-        for m in (1, 64, 900)
-    ]
-    lengths = [model.step_seconds(work) for work in prompts]
-    assert lengths == sorted(lengths) and lengths[2] > 1.5 * lengths[0]
-    run = model.decode_run_seconds(5, 700, 200, 50)
-    assert run.tolist() == [
-        model.step_seconds(StepComposition(5, 700 + 5 * j, 200 + j)) for j in range(50)
-    ]
 
 
 def test_every_kind_was_measured_in_shuffled_rounds(measurement):

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.engine import Output
+from tests.live.engine import Output, same_answer
 from tests.live.test_kv_transfer_live import SETTINGS, SLOT_BYTES, make_requests, swap_arguments
-from tests.live.test_live_identity import same_answer
 from twinserve.backends.live.engine import tiny_model
 from twinserve.backends.live.engine.engine import LiveSettings, engine_environment
 

@@ -1,6 +1,6 @@
 """Our scheduler classes in a vLLM engine of this process: what they plan is what vLLM does, however
 requests end, and also if a step is planned before the last one's tokens are known. The GPU is
-emulated, and its steps take no time: what answers say is `test_live_identity.py`'s."""
+emulated, and its steps take no time: what answers say is `test_twin.py`'s."""
 
 from __future__ import annotations
 
@@ -25,31 +25,13 @@ BLOCKS, SEATS, SIZE, LONGEST = 40, 10, 32, 448
 # Who keeps prefixes by vLLM's rules, or none, has the engine's pool to the block; the others' pool
 # never binds. Whole prompts of bros do not go into one step of this engine (96 tokens), so their
 # plans take several.
+BROS = {"profile": PROFILE, "slo_ttft_s": 0.4, "slo_tpot_s": 0.2}
+FIT = {"policy": "bros:chunk=fit,kv=paged", "prefix_caching": True}
 CASES = {
     "vllm": ({"policy": "vllm"}, BLOCKS),
-    "bros": (
-        {"policy": "bros", "profile": "llama-3.1-8b@h100", "slo_ttft_s": 0.4, "slo_tpot_s": 0.2},
-        BLOCKS,
-    ),
-    "bidirectional": (
-        {
-            "policy": "bros:kv=bidirectional",
-            "profile": "llama-3.1-8b@h100",
-            "slo_ttft_s": 0.4,
-            "slo_tpot_s": 0.2,
-        },
-        2 * BLOCKS + SEATS,
-    ),
-    "fit": (
-        {
-            "policy": "bros:chunk=fit,kv=paged",
-            "profile": "llama-3.1-8b@h100",
-            "slo_ttft_s": 0.4,
-            "slo_tpot_s": 0.2,
-            "prefix_caching": True,
-        },
-        2 * BLOCKS + SEATS,
-    ),
+    "bros": ({"policy": "bros", **BROS}, BLOCKS),
+    "bidirectional": ({"policy": "bros:kv=bidirectional", **BROS}, 2 * BLOCKS + SEATS),
+    "fit": ({**FIT, **BROS}, 2 * BLOCKS + SEATS),
     "round-robin": ({"policy": "round-robin:chunk=50"}, BLOCKS),
 }
 
@@ -234,37 +216,6 @@ def test_the_engine_does_what_is_planned(served):
     assert (
         served.stats.arrived == served.stats.finished + served.stats.aborted + served.stats.refused
     )
-
-
-def test_a_stop_token_ends_a_request(served):
-    prompt = text(random.Random(7), 40)
-    whole = served.send(prompt, 30)
-    served.drain()
-    stop = next(
-        token
-        for i, token in enumerate(served.answers[whole])
-        if i > 2 and token not in served.answers[whole][:i]
-    )
-    short = served.send(prompt, 30, stop_token_ids=[stop])
-    served.drain()
-    end = served.answers[whole].index(stop) + 1
-    assert served.answers[short] == served.answers[whole][:end]
-    assert served.scheduler.drift == 0
-
-
-def test_hanging_up_at_every_stage(served):
-    rng = random.Random(9)
-    waiting = [served.send(text(rng, 200), 30) for _ in range(14)]
-    served.hang_up(waiting[0])  # nobody has told the policy of it
-    served.step()
-    served.hang_up(waiting[1])  # its prompt is half done, or it waits
-    served.hang_up(waiting[-1])
-    while not any(served.answers[name] for name in served.open):
-        served.step()
-    # in the middle of its answer
-    served.hang_up(next(name for name in served.open if served.answers[name]))
-    served.drain()
-    assert served.scheduler.drift == 0, served.scheduler.first_drift
 
 
 def test_hanging_up_while_the_step_runs(served):

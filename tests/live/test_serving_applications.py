@@ -95,12 +95,6 @@ def test_applications_are_not_interleaved(policy, asynchronous):
     assert plain.drain() == names  # nothing is known of them but when they came
 
 
-def test_parrot_needs_no_class():
-    engine = Engine("parrot")
-    names = [engine.send({"app": app}) for app in "abab"]
-    assert engine.drain() == [names[i] for i in (0, 2, 1, 3)]
-
-
 def test_srjf_counts_what_an_application_has_had():
     engine = Engine("srjf:predictor=class-mean")
     engine.send(SMALL, prompt=20)

@@ -19,19 +19,10 @@ from twinserve.backends.live.serving.client import ahead_of_others, bench, keep_
 pytestmark = [pytest.mark.slow, pytest.mark.live]
 
 ARGUMENTS = ["--max-model-len", "512", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"]
+BROS = {"profile": "llama-3.1-8b@h100", "slo_ttft_s": 0.4, "slo_tpot_s": 0.2}
 POLICIES = {
-    "bros": {
-        "policy": "bros:chunk=64",
-        "profile": "llama-3.1-8b@h100",
-        "slo_ttft_s": 0.4,
-        "slo_tpot_s": 0.2,
-    },
-    "fit": {
-        "policy": "bros:chunk=fit",
-        "profile": "llama-3.1-8b@h100",
-        "slo_ttft_s": 0.4,
-        "slo_tpot_s": 0.2,
-    },
+    "bros": {"policy": "bros:chunk=64", **BROS},
+    "fit": {"policy": "bros:chunk=fit", **BROS},
     "vllm": {"policy": "vllm"},
     "unserved": {"policy": "bros"},  # step times of what?
 }

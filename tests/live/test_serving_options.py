@@ -21,14 +21,9 @@ from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.inputs import make_estimator
 
 FACTS = EngineFacts(
-    num_blocks=128,
-    block_tokens=32,
-    max_num_seqs=16,
-    max_step_tokens=256,
-    max_model_len=512,
-    kv_bytes_per_token=1024,
-    prefix_caching=True,
-)
+    num_blocks=128, block_tokens=32, max_num_seqs=16, max_step_tokens=256, max_model_len=512,
+    kv_bytes_per_token=1024, prefix_caching=True,
+)  # fmt: skip
 BROS = {"policy": "bros:chunk=64", "profile": "llama-3.1-8b@h100"}
 
 

@@ -80,18 +80,11 @@ def fitted() -> MeasuredModel:
 
 
 BY_HAND = MeasuredModel(
-    batches=(1, 3, 10),
-    contexts=(16, 100, 1000),
-    decode_s=((1.0, 1.5, 2.0), (1.0, 1.6, 3.0), (2.0, 4.0, 9.0)),
-    tokens=(16, 100),
-    token_s=(2.0, 4.0),
-    prefill_request_s=0.1,
-    decode_request_s=0.01,
-    pair_s=1e-4,
-    attended_s=1e-3,
-    decode_share=0.5,
-    skew=0.25,
-)
+    batches=(1, 3, 10), contexts=(16, 100, 1000),
+    decode_s=((1.0, 1.5, 2.0), (1.0, 1.6, 3.0), (2.0, 4.0, 9.0)), tokens=(16, 100),
+    token_s=(2.0, 4.0), prefill_request_s=0.1, decode_request_s=0.01, pair_s=1e-4, attended_s=1e-3,
+    decode_share=0.5, skew=0.25,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["fitted", "by hand"])
@@ -279,35 +272,14 @@ def test_too_few_samples_are_one_line(kinds, words):
 
 # -- files -----------------------------------------------------------------------------------------
 FACTS = {
-    "vllm": "0.25.1",
-    "torch": "2.11.0",
-    "date": "2026-01-01T00:00:00+00:00",
-    "device": "NVIDIA H200",
-    "device_type": "gpu",
-    "memory_bytes": 150e9,
-    "matmul_flops": 7e14,
-    "memory_bytes_per_s": 4e12,
-    "link_bytes_per_s": 5e10,
-    "settings": {
-        "graphs": True,
-        "threads": 1,
-        "prefix_caching": True,
-        "max_model_len": 32768,
-        "max_step_tokens": 8192,
-        "max_num_seqs": 256,
-    },
-    "tensor_parallel_size": 1,
-    "gpu_memory_utilization": 0.92,
-    "dtype": "bfloat16",
-    "num_blocks": 58000,
-    "block_tokens": 16,
-    "seed": 0,
-    "rounds": 6,
-    "elapsed_s": 180.0,
-    "empty_s": 1e-4,
-    "submit_s": 1e-5,
-    "swap": "the engine was built without host memory",
-}
+    "vllm": "0.25.1", "torch": "2.11.0", "date": "2026-01-01T00:00:00+00:00",
+    "device": "NVIDIA H200", "device_type": "gpu", "memory_bytes": 150e9, "matmul_flops": 7e14,
+    "memory_bytes_per_s": 4e12, "link_bytes_per_s": 5e10, "settings": {"graphs": True, "threads": 1,
+    "prefix_caching": True, "max_model_len": 32768, "max_step_tokens": 8192, "max_num_seqs": 256},
+    "tensor_parallel_size": 1, "gpu_memory_utilization": 0.92, "dtype": "bfloat16",
+    "num_blocks": 58000, "block_tokens": 16, "seed": 0, "rounds": 6, "elapsed_s": 180.0,
+    "empty_s": 1e-4, "submit_s": 1e-5, "swap": "the engine was built without host memory",
+}  # fmt: skip
 SWAPS = [
     SwapSample(d, n * 16, n * 2**21, 1e-4 + n * 2**21 / 40e9)
     for n in (1, 8, 64)

@@ -85,28 +85,14 @@ def test_never_falling_keeps_what_does_not_fall_and_averages_what_does():
 # A step, by hand
 
 FORM = OperatorForm(
-    tokens=(1, 101),
-    token_s=(1.0, 2.0),
-    comm_s=(0.1, 0.2),
-    rows=(1, 11),
-    row_s=(0.5, 0.6),
-    requests=(1, 9),
-    context=(0, 100),
-    decode_s=((0.0, 0.1), (0.0, 0.9)),
-    chunk=(10, 20),
-    prefix=(0, 100),
-    chunk_s=((0.01, 0.02), (0.03, 0.05)),
-    beside_chunk=(10, 20),
-    beside_requests=(1, 9),
-    beside_context=(0, 100),
-    beside_s=(((0.0, 0.2), (0.0, 1.8)), ((0.0, 0.4), (0.0, 3.6))),
-    skew_requests=(2, 4),
-    skew_s=(0.0, 0.001),
-    skew_beside_s=(0.002, 0.002),
-    capture_tokens=0,
-    host_s=0.03,
+    tokens=(1, 101), token_s=(1.0, 2.0), comm_s=(0.1, 0.2), rows=(1, 11), row_s=(0.5, 0.6),
+    requests=(1, 9), context=(0, 100), decode_s=((0.0, 0.1), (0.0, 0.9)), chunk=(10, 20),
+    prefix=(0, 100), chunk_s=((0.01, 0.02), (0.03, 0.05)), beside_chunk=(10, 20),
+    beside_requests=(1, 9), beside_context=(0, 100),
+    beside_s=(((0.0, 0.2), (0.0, 1.8)), ((0.0, 0.4), (0.0, 3.6))), skew_requests=(2, 4),
+    skew_s=(0.0, 0.001), skew_beside_s=(0.002, 0.002), capture_tokens=0, host_s=0.03,
     host_request_s=0.001,
-)
+)  # fmt: skip
 
 
 def test_a_step_of_decodes_by_hand():

@@ -18,14 +18,9 @@ from twinserve.profiles.measured.samples import (
 )
 
 KNOWN = TrafficTimes(
-    step_s=4e-5,
-    request_s=3e-6,
-    join_s=4e-4,
-    change_s=1e-4,
-    swap_out_s=6e-4,
-    swap_in_s=3e-4,
+    step_s=4e-5, request_s=3e-6, join_s=4e-4, change_s=1e-4, swap_out_s=6e-4, swap_in_s=3e-4,
     swap_out_token_s=4e-6,
-)
+)  # fmt: skip
 
 
 def repeated() -> list[StepSample]:
