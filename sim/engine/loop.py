@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -71,7 +72,7 @@ class Engine:
         self.tier: HostTier | None = None  # behind the ledger; set before the first request
         self.on_step: Callable[[], None] | None = None  # a step, or a run of them, is booked
         self.decision_overhead = decision_overhead
-        self.decision_seconds: list[float] = []  # wall time of each plan
+        self.decision_seconds = array("d")  # wall time of each plan
         self._wake = clock.event()
         self._idle = False
         self._in_run = False

@@ -42,6 +42,8 @@ class Disaggregated(Fleet):
     came_for_kv  (replica, row) of requests that came to be decoded, with their KV elsewhere
     """
 
+    has_roles = True
+
     def __init__(
         self,
         clock: Clock,
@@ -244,7 +246,7 @@ class Disaggregated(Fleet):
         if kept is not None:
             columns["remote_tokens"] = known
             kept.lease.track(self._beats[replica.index], self.clock.now)
-            self.came_for_kv.add((replica.index, len(replica.requests)))
+            self.came_for_kv.add((replica.index, len(replica.engine.core.requests)))
         return self._submit_row(replica, request, request.output_tokens, columns)
 
     def _dispatched(self, request: Request, replica: Replica) -> None:

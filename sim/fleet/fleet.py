@@ -20,7 +20,7 @@ from twinserve.sim.fleet.pool import Held, PulledPool, offline, return_offline
 from twinserve.sim.fleet.prefix_index import KvNews, News, deliver
 from twinserve.sim.fleet.recovery import Action, Loss, Recovery, needs_withdrawal
 from twinserve.sim.fleet.replica import Life, Replica, Role
-from twinserve.sim.fleet.request import Placement, Request
+from twinserve.sim.fleet.request import Placement, Request, Requests
 from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.fleet.routers.plain import LeastRequests
 from twinserve.sim.fleet.view import FleetView
@@ -36,6 +36,8 @@ class Fleet:
     on_ended  called with all requests that ended at one instant
     on_leaving  called with a request withdrawn from a replica, before its end there
     application  group -> facts for policies (`Policy.on_application`); None: nothing"""
+
+    has_roles = False
 
     def __init__(
         self,
@@ -54,7 +56,8 @@ class Fleet:
         self.on_leaving: Callable[[Request], None] = lambda request: None
         self.application: Callable[[int], Application | None] = lambda group: None
         self.replicas: list[Replica] = []
-        self.requests: list[Request] = []
+        self.requests = Requests(self.replicas)
+        self.settles = False  # requests that completed are not held (`Requests`)
         self._announced: set[tuple[int, int]] = set()  # replica, group; only asked
         self._held = Held()
         self._news: deque[News] = deque()  # of prefix caches, on the way to the router
@@ -277,13 +280,11 @@ class Fleet:
         """A request arrives now."""
         if self._order is not None:
             self._order.arrives(request, self.clock.now, self.active)
-        request.number = len(self.requests)
         self.requests.append(request)
         self._place(request)
 
     def never_sent(self, request: Request) -> None:
         """Record a request that will not be sent, because an earlier one did not complete."""
-        request.number = len(self.requests)
         self.requests.append(request)
         request.end = End.NEVER_SENT
 
@@ -375,7 +376,7 @@ class Fleet:
         before = request.emitted_tokens
         row = self._submit_to(replica, request)
         request.placements.append(Placement(replica, row, before))
-        replica.requests.append(request)
+        replica.requests[row] = request
         if self._pool is not None and offline(request):
             self._pool.came(replica.index)
         self._dispatched(request, replica)
@@ -464,6 +465,8 @@ class Fleet:
             request.end, request.ended_s = end, ended_s
             if self._order is not None:
                 self._order.ended(request, self.clock.now)
+            if self.settles and end is End.COMPLETED:
+                self.requests.settle(request)
         if ends:
             self.on_ended([request for request, _, _ in ends])
             self._ask_again()
@@ -503,7 +506,7 @@ class Fleet:
             if self._pool is not None:
                 since += self._pool.clear()
             self._ended([(r, End.FAILED, max(since_s, self._alone_s)) for r, since_s in since])
-        for request in self.requests:
+        for request in self.requests.unsettled():
             stays = request.placements
             if request.end is End.NONE and (not stays or stays[-1].replica.failed):
                 raise AssertionError(f"request {request.id!r} waits for a replica that is dead")

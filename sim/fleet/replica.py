@@ -53,7 +53,7 @@ class Replica:
     """made_of  for readers: policy, profile, pool of a fleet file
     model    its step times, as measured beforehand; None: unknown
     life, since_s  its state, and when (seconds) each part of its life began
-    requests       by row of the engine's table
+    requests       by row of the engine's table, without settled ones (`Requests`)
     network        to other replicas; None: nothing goes there"""
 
     engine: Engine
@@ -63,7 +63,7 @@ class Replica:
     life: Life = Life.WARMING
     since_s: dict[Life, float] = field(default_factory=dict)
     failed: bool = False
-    requests: list[Request] = field(default_factory=list)
+    requests: dict[int, Request] = field(default_factory=dict)
     network: Network | None = None
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,4 +113,69 @@ class Request:
         return columns
 
 
+class Requests(Sequence[Request]):
+    """The requests of a fleet by number. Of a settled one only the place is kept. Its object is
+    made again from its row on demand, without contents and affinity."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+        self._open: list[Request | None] = []
+        self._places = array("i")  # replica and row of each; -1: not settled
+        self._settled = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __getitem__(self, number):
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        return self._open[number] or self._made_again(range(len(self))[number])
+
+    def _made_again(self, number: int) -> Request:
+        index, row = self._places[2 * number : 2 * number + 2]
+        replica = self._replicas[index]
+        table = replica.engine.core.requests
+        arrival_s = float(table.arrival_s[row])
+        return Request(
+            table.ids[row],
+            int(table.output_tokens[row]),
+            arrival_s,
+            {name: int(getattr(table, name)[row]) for name in ("prompt_tokens", "service_class")},
+            group=int(table.group[row]),
+            order=float(table.order[row]),
+            number=number,
+            placements=[Placement(replica, row, 0)],
+            end=End.COMPLETED,
+            ended_s=float(table.ended_s[row]),
+            sent_s=arrival_s,
+        )
+
+    @property
+    def all_settled(self) -> bool:
+        return self._settled == len(self._open)
+
+    def unsettled(self) -> list[Request]:
+        return [request for request in self._open if request is not None]
+
+    def append(self, request: Request) -> None:
+        request.number = len(self._open)
+        self._open.append(request)
+        self._places.extend(_NOWHERE)
+
+    def settle(self, request: Request) -> None:
+        """Forget a request that completed, unless it had more than one place."""
+        if len(request.placements) != 1 or request.failures:
+            return
+        (replica, row, _), number = request.placements[0], request.number
+        self._open[number] = None
+        self._places[2 * number], self._places[2 * number + 1] = replica.index, row
+        del replica.requests[row]
+        self._settled += 1
+
+    def places(self) -> np.ndarray:
+        """Return int32[n, 2]: replica and row of each request; -1: not settled."""
+        return np.array(self._places, np.int32).reshape(-1, 2)
+
+
+_NOWHERE = (-1, -1)
 _CARRIED = ("output_tokens", "first_token_s", "last_token_s", "late_tokens")

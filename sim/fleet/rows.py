@@ -51,12 +51,14 @@ def fleet_rows(
     tables = [replica.engine.core.requests for replica in fleet.replicas]
     stays = joined([request_columns(table, i, group_names) for i, table in enumerate(tables)])
     starts = np.cumsum([0, *map(len, tables)]).tolist()
+    # if each completed where it was sent first, no object is made
+    everyone = [] if fleet.requests.all_settled and not fleet.losses else list(fleet.requests)
     where = {
         request.number: [starts[p.replica.index] + p.row for p in request.placements]
-        for request in fleet.requests
+        for request in everyone
     }
-    unplaced = [r for r in fleet.requests if not r.placements and r.end is not End.NEVER_SENT]
-    placed = [request for request in fleet.requests if request.placements]
+    unplaced = [r for r in everyone if not r.placements and r.end is not End.NEVER_SENT]
+    placed = [request for request in everyone if request.placements]
     placed.sort(key=lambda request: where[request.number][0])
     bare = _bare(unplaced, group_names)
     if any(replica.engine.tier is not None for replica in fleet.replicas):
@@ -73,7 +75,7 @@ def fleet_rows(
     if apart is not None:
         split = ttft_parts(apart, [*placed, *unplaced])
         requests = requests.assign(**{f"{part}_s": seconds for part, seconds in split.items()})
-    never = [r for r in fleet.requests if r.end is End.NEVER_SENT]
+    never = [r for r in everyone if r.end is End.NEVER_SENT]
     unsent = _bare(never, group_names)
     anew = fleet.recovery.action is Action.RETRY and any(r.discarded_tokens for r in placed)
     if fleet.losses or anew:
@@ -91,14 +93,14 @@ def fleet_rows(
         RecordedSteps(recorders),
         RecordedGaps(recorder.gap_pools(since) for recorder in recorders),
         fleet.replicas[0].engine.core.ledger.num_blocks,
-        placements=_placements(fleet, stays, where),
+        placements=_placements(fleet, stays, everyone, where),
         replicas=Columns.of_rows([replica.row_of_life() for replica in fleet.replicas]),
         unsent=unsent,
     )
 
 
 def _with_roles(fleet: Fleet) -> Disaggregated | None:
-    if type(fleet) is Fleet:
+    if not fleet.has_roles:
         return None
     from twinserve.sim.fleet.disaggregated import Disaggregated  # for those that have roles
 
@@ -177,9 +179,15 @@ def _bare(requests: list[Request], group_names: list[str]) -> Columns:
     return request_columns(table, -1, group_names).assign(**_ends(requests))
 
 
-def _placements(fleet: Fleet, stays: Columns, where: dict[int, list[int]]) -> Columns:
+def _placements(
+    fleet: Fleet, stays: Columns, everyone: list[Request], where: dict[int, list[int]]
+) -> Columns:
     number, ordinal, before = (np.zeros(len(stays), np.int64) for _ in range(3))
-    for request in fleet.requests:
+    if not everyone:
+        replica, row = fleet.requests.places().T
+        starts = np.cumsum([0, *(len(r.engine.core.requests) for r in fleet.replicas)])
+        number[starts[replica] + row] = np.arange(len(row))
+    for request in everyone:
         for n, (i, placement) in enumerate(
             zip(where[request.number], request.placements, strict=True)
         ):

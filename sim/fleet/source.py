@@ -70,6 +70,8 @@ class RequestSource:
         self._filling = False
         self._pool: _PoolFeed | None = None
         self.pool_group = -2  # group of the pool's requests; -2: no request has it
+        # what ended does not change any more, and clients sent it when it arrived
+        fleet.settles = front_end is NO_DELAYS and not fleet.has_roles
         fleet.on_ended = self._ended
         fleet.on_leaving = lambda request: self._fail(request.group)
         fleet.application = self._application

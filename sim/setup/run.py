@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 PLAIN = MetricsOptions()
 MOST_WINDOWS = 2_000
+_LONG = 100_000  # requests
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,12 @@ def run_policy(
     decisions: bool = False,
 ) -> RunResult:
     """Run one policy over the requests of `inputs`. decisions: keep a decision log."""
-    return run_simulation(
+    result = run_simulation(
         Simulation(inputs, spec, report, decisions, warmup=options.warmup), options
     )
+    if len(inputs.workload) >= _LONG:
+        gc.collect()  # what the run held, before its results are written
+    return result
 
 
 def run_simulation(simulation: Simulation, options: MetricsOptions = PLAIN) -> RunResult:

@@ -247,7 +247,7 @@ def test_an_application_that_fails_leaves_the_fluid_system_at_once(migrates):
     seen = {}
 
     def fail():
-        here = {r.group for r in run.fleet.replicas[0].requests if r.end is End.NONE}
+        here = {r.group for r in run.fleet.replicas[0].requests.values() if r.end is End.NONE}
         seen["before"], seen["V"] = list(fluid._active), fluid.V
         run.fleet.fail(0)
         found = stamps(run)

@@ -1,4 +1,5 @@
-"""Columns of steps are made in parts, and what is recorded is packed: with the same bits."""
+"""Columns of steps are made in parts, what is recorded is packed, and requests are settled: with
+the same bits."""
 
 from __future__ import annotations
 
@@ -40,19 +41,25 @@ def test_packing_and_parts_change_no_bit(monkeypatch, tmp_path, more):
     given = SimulationConfig(trace="sharegpt", requests=60, rate=12.0, seed=3, **more)
     inputs = resolve(given)
 
-    def run():
+    def run(settles):
         simulation = Simulation(inputs, inputs.policies[0])
+        simulation.fleet.settles = settles
         simulation.run()
+        requests = simulation.fleet.requests
+        assert bool(requests.unsettled()) is not settles
         rows = simulation.rows()
-        return rows, summarise(rows)
+        told = [(r.id, r.output_tokens, r.prompt_tokens, r.group, r.ended_s) for r in requests]
+        return rows, (summarise(rows), told, [r.placements[0].row for r in requests])
 
-    rows, summary = run()
+    rows, said = run(False)
     monkeypatch.setattr(recorder, "_PACK", 3)
     monkeypatch.setattr(metrics_requests, "_CHUNK", LEAST)
     monkeypatch.setattr(tables, "ROWS", 50)
-    packed, same = run()
-    assert same == summary
-    written = read_run(write_run(tmp_path / "run", RunResult(packed, {}, {}, summary))).rows
+    packed, same = run(True)
+    assert same == said
+    for name in ("requests", "placements"):
+        assert getattr(packed, name).equals(getattr(rows, name)), name
+    written = read_run(write_run(tmp_path / "run", RunResult(packed, {}, {}, said[0]))).rows
     assert written.steps[list(rows.steps)].equals(rows.steps) and written.gaps.equals(rows.gaps)
     assert pq.read_metadata(tmp_path / "run" / "steps.parquet").num_row_groups > 1
     steps = packed.step_columns
