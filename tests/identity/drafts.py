@@ -3,9 +3,8 @@ which as many are right as both sides compute from request and position."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from dataclasses import dataclass
+from collections import Counter
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from tests.identity.ours import OurScheduler
 from tests.identity.protocol import EngineSettings, Observed
 from tests.identity.real_scheduler import RealScheduler
 from tests.sim.stepper import Stepper
+from twinserve.policies.baselines.vllm import Release
 from twinserve.policies.drafting import Drafting, DraftingLimits
 from twinserve.policies.plan import StepOutcome, StepPlan, Verified
 from twinserve.sim.engine.drafting import DraftingCore
@@ -32,42 +32,23 @@ def right_drafts(name: str, position: int, drafts: int, rate: float) -> int:
     return right
 
 
-@dataclass
-class DraftCounters:
-    """How often what speculation is about has happened, on vLLM's side.
-
-    drafted, accepted, rejected  draft tokens of booked steps
-    cut_drafts       a row verified fewer drafts than it had: budget, cap or longest request
-    padded           admitted rows that got drafts which cannot be right
-    rejected_in_preemption  drafts rejected in steps that had a victim
-    rejected_of_victims     of steps under way when the row itself was preempted
-    trimmed          tokens beyond a request's last one, in the middle of an accepted run
-    wasted           rows scheduled once more in the step after the one in which they ended
-    at_longest       rows left with fewer drafts, or none, by the longest request
-    """
-
-    drafted: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    cut_drafts: int = 0
-    padded: int = 0
-    rejected_in_preemption: int = 0
-    rejected_of_victims: int = 0
-    trimmed: int = 0
-    wasted: int = 0
-    at_longest: int = 0
-
-    def __add__(self, other: DraftCounters) -> DraftCounters:
-        names = [f.name for f in dataclasses.fields(self)]
-        return DraftCounters(**{n: getattr(self, n) + getattr(other, n) for n in names})
-
-
 class DraftedScheduler(RealScheduler):
-    """vLLM's scheduler with a fake model that drafts, and a fake target that verifies."""
+    """vLLM's scheduler with a fake model that drafts, and a fake target that verifies.
+
+    drafts  how often what speculation is about has happened:
+            drafted, accepted, rejected  draft tokens of booked steps
+            cut_drafts       a row verified fewer drafts than it had: budget, cap or longest request
+            padded           admitted rows that got drafts which cannot be right
+            rejected_in_preemption  drafts rejected in steps that had a victim
+            rejected_of_victims     of steps under way when the row itself was preempted
+            trimmed          tokens beyond a request's last one, in the middle of an accepted run
+            wasted           rows scheduled once more in the step after the one in which they ended
+            at_longest       rows left with fewer drafts, or none, by the longest request
+    """
 
     def __init__(self, settings: EngineSettings, mutation: Mutation | None = None, **rest) -> None:
         super().__init__(settings, mutation=mutation, **rest)
-        self.drafts = DraftCounters()
+        self.drafts: Counter[str] = Counter()
         self._given: dict[str, int] = {}  # tokens that the model has made, by request
         self._latest: dict[str, int] = {}  # of these, in its last step
         self._rejected: dict[str, int] = {}  # by the step under way
@@ -78,9 +59,9 @@ class DraftedScheduler(RealScheduler):
         make = self.scheduler.make_spec_decoding_stats
 
         def note(stats, num_draft_tokens, num_accepted_tokens, *args, **kwargs):
-            self.drafts.drafted += num_draft_tokens
-            self.drafts.accepted += num_accepted_tokens
-            self.drafts.rejected += num_draft_tokens - num_accepted_tokens
+            self.drafts["drafted"] += num_draft_tokens
+            self.drafts["accepted"] += num_accepted_tokens
+            self.drafts["rejected"] += num_draft_tokens - num_accepted_tokens
             return make(stats, num_draft_tokens, num_accepted_tokens, *args, **kwargs)
 
         self.scheduler.make_spec_decoding_stats = note
@@ -108,7 +89,7 @@ class DraftedScheduler(RealScheduler):
                 rate = self.settings.draft_rate
                 right = right_drafts(name, self._given[name], drafts, rate)
             else:
-                self.drafts.padded += drafts > 0
+                self.drafts["padded"] += drafts > 0
             tokens += range(tokens[0] + 1, tokens[0] + 1 + right)
             self._next_output[name] += right
             self._given[name] += right + 1
@@ -119,16 +100,16 @@ class DraftedScheduler(RealScheduler):
 
     def _count_cut(self, name: str, drafts: int) -> None:
         if name in self._before and drafts < self.settings.draft_tokens:
-            self.drafts.cut_drafts += 1
+            self.drafts["cut_drafts"] += 1
             first = self._ahead[name]
             room = self.settings.max_model_len - 1 - first
-            self.drafts.at_longest += room < 1 + self.settings.draft_tokens
+            self.drafts["at_longest"] += room < 1 + self.settings.draft_tokens
 
     def _count_rejected(self, rejected: dict[str, int]) -> None:
         if self._victims:
-            self.drafts.rejected_in_preemption += sum(rejected.values())
+            self.drafts["rejected_in_preemption"] += sum(rejected.values())
         for victim in self._victims:
-            self.drafts.rejected_of_victims += self._rejected.get(victim, 0)
+            self.drafts["rejected_of_victims"] += self._rejected.get(victim, 0)
         self._rejected = rejected if self.settings.async_scheduling else {}
 
     def _execute(self, plan) -> tuple[str, ...]:
@@ -139,8 +120,8 @@ class DraftedScheduler(RealScheduler):
         for name in finished:
             wasted = self.settings.async_scheduling and name in under_way
             made = self._given[name] - (self._latest[name] if wasted else 0)
-            self.drafts.trimmed += made > limits[name]
-            self.drafts.wasted += wasted
+            self.drafts["trimmed"] += made > limits[name]
+            self.drafts["wasted"] += wasted
         if not self.settings.async_scheduling:
             self._draft(plan)
         return finished
@@ -204,47 +185,30 @@ def drafting_of(settings: EngineSettings) -> Drafting:
 class OurDrafts(OurScheduler):
     """Policy `vllm` with drafts behind the `Side` protocol."""
 
-    def __init__(self, settings: EngineSettings, mutation: Mutation | None = None) -> None:
+    def __init__(
+        self, settings: EngineSettings, mutation: Mutation | None = None, release: Release = "0.32"
+    ) -> None:
+        super().__init__(settings, mutation, release)
+
+    def made(self, limits: dict, options: dict, policy: str, ledger_class) -> DraftingStepper:
         from twinserve.policies.baselines.vllm import VllmOptions
         from twinserve.policies.baselines.vllm_drafts import VllmDrafts
         from twinserve.policies.kv.paged.drafted import DraftedLedger
         from twinserve.policies.requests import RequestTable
 
-        self.settings = settings
+        settings, requests = self.settings, RequestTable()
         drafting = drafting_of(settings)
-        limits = DraftingLimits(
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_model_len=settings.max_model_len,
-            drafting=drafting,
-        )
-        options = VllmOptions(
-            scheduling=settings.policy,
-            enable_chunked_prefill=settings.enable_chunked_prefill,
-            long_prefill_token_threshold=settings.long_prefill_token_threshold,
-            watermark=settings.watermark,
-            scheduler_reserve_full_isl=settings.reserve_full_isl,
-        )
-        requests = RequestTable()
-        ledger = DraftedLedger(
-            requests,
-            settings.num_blocks,
-            settings.block_tokens,
-            prefix_caching=settings.enable_prefix_caching,
-        )
+        size, caching = settings.block_tokens, settings.enable_prefix_caching
+        ledger = DraftedLedger(requests, settings.num_blocks, size, prefix_caching=caching)
         ledger.look_ahead(drafting, settings.max_model_len)
-        policy = VllmDrafts(limits, options)
-        core = CountingCore(requests, policy, ledger, drafting, settings.async_scheduling)
-        self.stepper = DraftingStepper(core, settings.draft_rate)
-        self.policy, self.ledger = policy, ledger
-        self._dense = {}
-        if mutation is not None:
-            mutation.apply(self)
+        made = VllmDrafts(DraftingLimits(**limits, drafting=drafting), VllmOptions(**options))
+        core = CountingCore(requests, made, ledger, drafting, settings.async_scheduling)
+        return DraftingStepper(core, settings.draft_rate)
 
 
 def compare_drafts(
     scenario, make=OurDrafts, leaving: float = 0.0, max_steps: int | None = None
-) -> tuple[Report, DraftCounters]:
+) -> tuple[Report, Counter]:
     """One scenario on the real scheduler and on `make`; vLLM's counts of drafts must be ours."""
     sides: list = []
 
@@ -266,7 +230,10 @@ def compare_drafts(
     real, ours = sides
     if isinstance(ours, OurDrafts) and not report.mismatches:
         core = ours.stepper.core
-        said, booked = (real.drafts.drafted, real.drafts.accepted), (core.drafted, core.accepted)
+        said, booked = (
+            (real.drafts["drafted"], real.drafts["accepted"]),
+            (core.drafted, core.accepted),
+        )
         if said != booked:
             report.mismatches = 1
             report.first_mismatch = f"drafts and right ones: vLLM {said}, ours {booked}"

@@ -53,35 +53,44 @@ class OurScheduler:
         policy: str = "vllm:VllmPolicy",
         ledger_class=None,
     ) -> None:
-        from twinserve.policies.base import EngineLimits
-
         self.settings = settings
-        self.stepper = vllm_stepper(
-            settings.num_blocks,
-            settings.block_tokens,
-            EngineLimits(
-                max_num_seqs=settings.max_num_seqs,
-                max_num_batched_tokens=settings.max_num_batched_tokens,
-                max_model_len=settings.max_model_len,
-            ),
-            settings.enable_prefix_caching,
-            settings.async_scheduling,
-            settings.pipeline_stages,
-            policy,
-            ledger_class,
-            scheduling=settings.policy,
-            enable_chunked_prefill=settings.enable_chunked_prefill,
-            long_prefill_token_threshold=settings.long_prefill_token_threshold,
-            watermark=settings.watermark,
-            scheduler_reserve_full_isl=settings.reserve_full_isl,
-            release=release or installed_release(),
-        )
+        limits = {
+            "max_num_seqs": settings.max_num_seqs,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
+            "max_model_len": settings.max_model_len,
+        }
+        options = {
+            "scheduling": settings.policy,
+            "enable_chunked_prefill": settings.enable_chunked_prefill,
+            "long_prefill_token_threshold": settings.long_prefill_token_threshold,
+            "watermark": settings.watermark,
+            "scheduler_reserve_full_isl": settings.reserve_full_isl,
+            "release": release or installed_release(),
+        }
+        self.stepper = self.made(limits, options, policy, ledger_class)
         self.policy = self.stepper.core.policy
         self.ledger = self.stepper.core.ledger
         self._dense: dict[int, int] = {}
         if mutation is not None:
             self.ledger._kernel = None  # it breaks the Python
             mutation.apply(self)
+
+    def made(self, limits: dict, options: dict, policy: str, ledger_class):
+        """limits: of the engine; options: VllmOptions."""
+        from twinserve.policies.base import EngineLimits
+
+        settings = self.settings
+        return vllm_stepper(
+            settings.num_blocks,
+            settings.block_tokens,
+            EngineLimits(**limits),
+            settings.enable_prefix_caching,
+            settings.async_scheduling,
+            settings.pipeline_stages,
+            policy,
+            ledger_class,
+            **options,
+        )
 
     def submit(
         self,

@@ -153,7 +153,7 @@ def run_drafts(name: str, steps: int) -> dict:
         report, drafts = compare_drafts(
             drafted(generate, seed, asynchronous), leaving=leaving(seed)
         )
-        return report, Counter(dataclasses.asdict(drafts))
+        return report, drafts
 
     found, total, drafts = accumulated(one, classes, steps)
     counters = dataclasses.asdict(total.counters) | drafts

@@ -4,13 +4,14 @@ fed as many drafts, of which as many are right."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.identity.compare import Report
 from tests.identity.draft_scenarios import drafted
-from tests.identity.drafts import DraftCounters, DraftedScheduler, compare_drafts
+from tests.identity.drafts import DraftedScheduler, compare_drafts
 from tests.identity.regimes import DRAFTS
 
 KEPT = Path(__file__).resolve().parents[2] / "docs" / "results" / "identity_drafts.json"
@@ -33,8 +34,8 @@ def test_the_long_run_held_in_each_regime_and_saw_what_it_is_for():
             assert one["counters"][name] > 0, (one["regime"], name)
 
 
-def compare(kinds, asynchronous: bool, steps: int) -> tuple[Report, DraftCounters]:
-    total, drafts = Report(), DraftCounters()
+def compare(kinds, asynchronous: bool, steps: int) -> tuple[Report, Counter]:
+    total, drafts = Report(), Counter()
     for name, seed in kinds:
         scenario = drafted(name, seed, asynchronous)
         report, found = compare_drafts(scenario, leaving=0.03, max_steps=steps)
@@ -51,10 +52,10 @@ def test_decisions_with_drafts_are_those_of_vllm(asynchronous):
     kinds = [("preemption", 1), ("partial_chunks", 4), ("priority", 5), ("mixed", 6), ("mixed", 3)]
     total, drafts = compare(kinds, asynchronous, 700)
     assert total.preemptions > 50 and total.partial_chunks > 500 and total.hit_tokens > 0
-    assert drafts.rejected > 10_000 and drafts.accepted > 10_000
-    assert drafts.rejected_in_preemption > 100 and drafts.trimmed > 0 and drafts.cut_drafts > 0
-    assert drafts.padded > 0
-    assert (drafts.rejected_of_victims > 0) == (drafts.wasted > 0) == asynchronous
+    least = {"rejected": 10_001, "accepted": 10_001, "rejected_in_preemption": 101}
+    least |= {"trimmed": 1, "cut_drafts": 1, "padded": 1}
+    assert all(drafts[name] >= few for name, few in least.items()), drafts
+    assert (drafts["rejected_of_victims"] > 0) == (drafts["wasted"] > 0) == asynchronous
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from tests.live.twin_workloads import CROWDED
 from tests.parameters import mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, StepAnswer, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
-from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
+from twinserve.backends.live.engine.tiny_model import VOCAB
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.registry import policy_class, policy_for, policy_names
 from twinserve.sim.cli.main import main
@@ -51,11 +51,6 @@ def inputs_for(policy: str, blocks: int, acceptance: str = "acceptance=0.5") -> 
     """acceptance: which drafts are right in a simulation; no live engine asks."""
     config = {"policy": (policy,), "num_blocks": blocks, "speculate": f"{NGRAMS},{acceptance}"}
     return resolve(SimulationConfig(**SETTINGS | config))
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("tiny_llama"))
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.live.layer_labels import BLOCK, LAYERS, deep_profile, inputs_for, pressed_layers
-from tests.live.test_twin import Bench, check_answers, told_as_alone
+from tests.live.layer_labels import BLOCK, LAYERS, deep_profile, inputs_for
+from tests.live.test_twin import Bench, other_answers, same_answers, told_as_alone
 from tests.parameters import mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
@@ -131,13 +131,6 @@ def layer_run(bench: Bench, inputs: Inputs) -> LiveRun:
     return LiveRun(inputs, inputs.policies[0], bench.engine, wall=False, predicted=True)
 
 
-def same_answers(bench: Bench, run: LiveRun) -> None:
-    rows = run.rows().requests
-    assert rows["finished"].all() and not run.parted()
-    assert bench.engine.scheduler.drift == 0, bench.engine.scheduler.first_drift
-    assert check_answers(bench, run) > 0.95 * rows["output_tokens"].sum()
-
-
 def copied_as_accounted(run: LiveRun) -> None:
     """Bytes, of the engine's own KV."""
     moved = run.backend.twin.moved
@@ -187,6 +180,7 @@ def test_every_layer_is_where_the_ledger_says(bench, profile, policy):
     with contextlib.closing(Watch(bench, run)) as watch:
         run.run()
     same_answers(bench, run)
+    assert not run.parted()
     copied_as_accounted(run)
     moved, requests = run.backend.memory.moved, run.rows().requests
     assert min(moved.offloaded, moved.onloaded) > 0 or "promote=false" in policy
@@ -197,17 +191,6 @@ def test_every_layer_is_where_the_ledger_says(bench, profile, policy):
         assert watch.deepest > run.engines[0].core.ledger.num_blocks
     else:
         assert requests["swaps"].sum() > 0
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("policy", ["layerkv:x=0", "layerkv:x=0,slo_aware=false,park=false"])
-@pytest.mark.parametrize("seed", range(3))
-def test_answers_do_not_show_what_moved(bench, profile, policy, seed):
-    run = layer_run(bench, pressed_layers(profile, seed, policy, requests=10))
-    bench.alone.clear()
-    run.run()
-    same_answers(bench, run)
-    copied_as_accounted(run)
 
 
 def test_a_run_on_measured_time(bench, profile):
@@ -255,13 +238,6 @@ def test_layers_in_tensors_of_their_own_are_refused(vllm):
 
 
 # -- damage ----------------------------------------------------------------------------------------
-def broken(bench: Bench, inputs: Inputs) -> None:
-    run = layer_run(bench, inputs)
-    run.run()
-    with pytest.raises(AssertionError, match="told something else"):
-        check_answers(bench, run)
-
-
 @pytest.mark.nightly
 def test_a_corrupted_host_layer_is_seen(bench, profile, monkeypatch):
     """Of all that is copied to the host in the run, one layer of one request is turned round."""
@@ -276,7 +252,7 @@ def test_a_corrupted_host_layer_is_seen(bench, profile, monkeypatch):
         write(self, rows, source)
 
     monkeypatch.setattr(SlotCopier, "_to_host", careless)
-    broken(bench, inputs_for(profile, **FEW))
+    other_answers(bench, layer_run(bench, inputs_for(profile, **FEW)))
     assert len(damaged) == 1
 
 
@@ -294,5 +270,5 @@ def test_a_layer_that_is_not_brought_is_seen(bench, profile, monkeypatch):
         bring(self, name)
 
     monkeypatch.setattr(LayerConnector, "wait_for_layer_load", careless)
-    broken(bench, inputs_for(profile, **FEW))
+    other_answers(bench, layer_run(bench, inputs_for(profile, **FEW)))
     assert len(left_out) == 1

@@ -9,7 +9,6 @@ import pytest
 
 from tests.identity.release import installed_release
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
-from twinserve.backends.live.engine.tiny_model import write_model
 from twinserve.sim.results.decisions import DecisionLog, read_log
 from twinserve.sim.results.files import write_run
 from twinserve.sim.setup.config import SimulationConfig
@@ -19,11 +18,6 @@ from twinserve.sim.twin.live import settings_for
 from twinserve.sim.twin.replay import LockedReplay, replay_locked
 
 pytestmark = [pytest.mark.slow, pytest.mark.live]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("tiny_llama"))
 
 
 def logged(settings: dict, folder) -> DecisionLog:
@@ -48,18 +42,10 @@ def vllm_log(vllm, tmp_path_factory) -> DecisionLog:
     """Shared prompts, evictions, preemptions: policy vllm, with the rules of the engine's release,
     on a pool that is too small for the embedded Mooncake replica."""
     settings = {
-        "policy": (f"vllm:release={installed_release()}",),
-        "trace": "mooncake",
-        "offline": True,
-        "rate_scale": 30.0,
-        "requests": 80,
-        "cap_length": 360,
-        "num_blocks": 40,
-        "block_tokens": 32,
-        "max_num_seqs": 12,
-        "max_num_batched_tokens": 192,
-        "async_scheduling": False,
-    }
+        "policy": (f"vllm:release={installed_release()}",), "trace": "mooncake", "offline": True,
+        "rate_scale": 30.0, "requests": 80, "cap_length": 360, "num_blocks": 40, "block_tokens": 32,
+        "max_num_seqs": 12, "max_num_batched_tokens": 192, "async_scheduling": False,
+    }  # fmt: skip
     return logged(settings, tmp_path_factory.mktemp("run") / "vllm")
 
 

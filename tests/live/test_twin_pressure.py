@@ -26,7 +26,7 @@ from tests.live.test_twin import Bench, told_as_alone
 from tests.parameters import SOME_POLICIES, in_turn, mostly_nightly
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
-from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
+from twinserve.backends.live.engine.tiny_model import VOCAB
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.registry import ledger_names, policy_names
 from twinserve.sim.results.decisions import DecisionLog
@@ -69,8 +69,7 @@ def texts() -> PromptTexts:
 
 
 @pytest.fixture(scope="module")
-def references(vllm, tmp_path_factory) -> Iterator[References]:
-    model = write_model(tmp_path_factory.mktemp("tiny_llama"))
+def references(model) -> Iterator[References]:
     with contextlib.closing(
         VllmEngine(
             LiveSettings(model, 2000, BLOCK, 64, 2400, 240, prefix_caching=True, swap_blocks=1000)

@@ -14,7 +14,7 @@ from tests.live.test_twin import Bench, inputs_for, same_up_to_a_tie
 from tests.parameters import SOME_POLICIES, mostly_nightly_pairs
 from twinserve.backends.live.engine.engine import LiveSettings, VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
-from twinserve.backends.live.engine.tiny_model import VOCAB, write_model
+from twinserve.backends.live.engine.tiny_model import VOCAB
 from twinserve.policies.registry import policy_names
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.setup.inputs import Inputs
@@ -35,8 +35,7 @@ POLICIES = [
 
 
 @pytest.fixture(scope="module")
-def bench(vllm, tmp_path_factory) -> Iterator[Bench]:
-    model = write_model(tmp_path_factory.mktemp("tiny_llama"))
+def bench(model) -> Iterator[Bench]:
     with contextlib.closing(
         VllmEngine(
             LiveSettings(model, 400, 32, 16, 2400, 200, prefix_caching=True, swap_blocks=200)
