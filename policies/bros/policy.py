@@ -142,7 +142,7 @@ class BrosPolicy(Policy[BrosOptions]):
         self.queues.leaves(row)
 
     def on_outcome(self, outcome: StepOutcome) -> None:
-        self.queues.iterations.extend(outcome.seconds.tolist())
+        self.queues.iterations.extend(outcome.seconds[-self.options.avg_window :].tolist())
 
     # -- Algorithm 1 -------------------------------------------------------------------------------
     def plan(self, view: SystemView, ledger: KvLedger) -> StepPlan:
@@ -291,6 +291,7 @@ class BrosPolicy(Policy[BrosOptions]):
         steps = step.ledger.decode_steps(batch.rows, LONGEST_RUN)
         if steps > 1:
             plan.valid_for = self.estimator.decodes_within(batch, bound, steps - 1)
+            plan.outlasts_ends = True  # a request that waits is kept out by time, not by memory
         # any order will do, and this one stays the same from step to step
         order = plan.rows.argsort()
         plan.rows, plan.tokens = plan.rows[order], plan.tokens[order]
