@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 MISSED = 0.1  # of the points a range may miss
-STRANGERS = 1.3
+STRANGERS = 1.2
 LEAST_POINTS = 5
 MOST_OF_SOURCE = 10
 DENSE, FEW_BITS, MIXTURE = "dense 16 bits", "dense quantised", "mixture"

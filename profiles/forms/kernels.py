@@ -136,7 +136,6 @@ class KernelsModel(RooflineModel):
         self._set_experts(rates, release)
         self._set_prompts(rates)
         self._set_exchange(tp * dp)
-        self._set_messages(rates)
         self.chosen_seconds = lru_cache(maxsize=4096)(self._chosen_seconds)
 
     # -- constants ---------------------------------------------------------------------------------
@@ -229,14 +228,13 @@ class KernelsModel(RooflineModel):
         exchanged = 2.0 * (dp - 1) * llm.expert_layers * llm.hidden * llm.dtype_bytes
         self._exchange_token = exchanged / between
         self._exchange_fixed = llm.expert_layers * e.allreduce_s if dp > 1 else 0.0
+        self._allreduce_fixed += self._exchange_fixed
 
-    def _set_messages(self, rates: Rates) -> None:
-        llm, gpu, tp = self.llm, self.gpu, self.tp
-        self._allreduce_fixed, self._bus = self._exchange_fixed, nearest(rates.bus, tp)
-        if tp > 1:
-            start = ALLREDUCE_START_S.get(tp, 7e-6) if gpu.nvlink_bytes_per_s else PCIE_START_S
-            # norms of q and k: a value a token
-            self._allreduce_fixed += (4.0 if llm.norms_over_heads else 2.0) * llm.layers * start
+    def _messages(self, link: float) -> tuple[float, float, tuple[float, float]]:
+        gpu, tp = self.gpu, self.tp
+        start = ALLREDUCE_START_S.get(tp, 7e-6) if gpu.nvlink_bytes_per_s else PCIE_START_S
+        each = 4.0 if self.llm.norms_over_heads else 2.0  # norms of q and k: a value a token
+        return each, start, nearest(rates_of(gpu).bus, tp)
 
     # -- terms -------------------------------------------------------------------------------------
     def _allreduce(self, tokens: int) -> float:

@@ -136,15 +136,18 @@ class RooflineModel(StepTimeModel):
 
     def _set_allreduce(self, link: float) -> None:
         """link: bytes/s of a rank, for GPUs whose messages were not measured."""
-        llm, tp, start = self.llm, self.tp, self.efficiency.allreduce_s
-        self._bus = (link, link)
-        if measures_messages(self.gpu):
-            rates = RATES[self.gpu.family]
-            start, self._bus = nearest(rates.start, tp), nearest(rates.bus, tp)
-        each = 2.0 * llm.layers if tp > 1 else 0.0
+        llm, tp = self.llm, self.tp
+        each, start, self._bus = self._messages(link)
         self._message = llm.hidden * llm.dtype_bytes
-        self._ring = 2.0 * (tp - 1) / tp * each * self._message
-        self._allreduce_fixed = each * start
+        self._ring = 2.0 * (tp - 1) / tp * (2.0 * llm.layers if tp > 1 else 0.0) * self._message
+        self._allreduce_fixed = each * llm.layers * start if tp > 1 else 0.0
+
+    def _messages(self, link: float) -> tuple[float, float, tuple[float, float]]:
+        """All-reduces of a layer, seconds until one begins, bytes/s of small and of large ones."""
+        if not measures_messages(self.gpu):
+            return 2.0, self.efficiency.allreduce_s, (link, link)
+        rates = RATES[self.gpu.family]
+        return 2.0, nearest(rates.start, self.tp), nearest(rates.bus, self.tp)
 
     def step_seconds(self, work: StepComposition) -> float:
         """Seconds of one step. A step that computes no token costs the host's constant."""

@@ -108,7 +108,7 @@ def test_the_stored_errors_are_those_of_the_points(scored):
     stored = {key: value for key, value in SERVER_ERRORS.items() if key[0] == "roofline"}
     assert found.keys() == stored.keys()
     for key, (error, count) in stored.items():
-        assert found[key] == (pytest.approx(error, abs=0.0101), count), key
+        assert found[key] == (pytest.approx(error, abs=0.0011), count), key
 
 
 @pytest.mark.nightly
@@ -116,7 +116,7 @@ def test_the_stored_errors_of_tables_are_those_of_the_points(points):
     found = bars.bars(main.score(points, ["operators"]))
     of_tables = {key: value for key, value in found.items() if key[0] == "operators"}
     for key, (error, count) in of_tables.items():
-        assert SERVER_ERRORS[key] == (pytest.approx(error, abs=0.0101), count), key
+        assert SERVER_ERRORS[key] == (pytest.approx(error, abs=0.0011), count), key
 
 
 def test_the_study_has_tables(points, monkeypatch):
