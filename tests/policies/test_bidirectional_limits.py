@@ -46,6 +46,27 @@ def test_copies_of_what_the_device_has_lost_make_no_room():
     assert board.moves() == ["a to device 2: 0[0:2]"]
 
 
+def test_a_part_moves_beside_a_running_real_time_row_if_it_just_fits():
+    board = Board(blocks=2)
+    assert board.admit("A", 3) and board.admit("B", 3)
+    board.step()
+    assert board.admit("a", 1)
+    board.step()
+    assert board.grow("B", 3) and board.grow("a", 1) and board.grow("A", 4)
+    board.shows(
+        """
+        0 | A1 A2 A3 A4 |
+        1 | B1 B2 B3 a1 |
+        """
+    )
+    assert board.moves() == []
+    board.withdraw("a")  # copied within the device in this step: it stays protected
+    assert not board.grow("B", 4)
+    board.step()
+    assert board.grow("B", 4)
+    assert board.moves() == ["a to host 1: 1[3:4]"]
+
+
 def test_a_block_beside_a_row_that_runs_is_no_relief():
     """Dropping A would leave its block to a, and B no room as long as a runs."""
     board = Board(blocks=1)

@@ -33,6 +33,19 @@ def test_a_new_request_waits_since_its_arrival():
     assert desk.step().scheduled == {"b": 1}
 
 
+def test_swapping_instead():
+    desk = desk_with("preemptive-wait:preemption_mode=swap", 4, ("a", 8, 9), ("b", 8, 9), host=8)
+    desk.step()
+    desk.submit("c", 4, 9, arrival_s=0.5)
+    assert desk.step().scheduled == {"c": 4, "a": 1}
+    assert desk.preempted() == [("b", "swap")]
+    assert desk.moves() == [("b", "d2h", 8, "before")]
+    assert desk.step().scheduled == {"b": 1}
+    assert desk.preempted() == [("c", "swap"), ("a", "swap")]
+    assert ("b", "h2d", 8, "before") in desk.moves()
+    assert not desk.table.recomputes.any()
+
+
 def test_newcomers_may_be_told_to_wait_for_free_memory():
     text = "preemptive-wait:newcomers_preempt=false"
     desk = desk_with(text, 4, ("a", 7, 3), ("b", 8, 9))

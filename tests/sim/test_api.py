@@ -290,6 +290,14 @@ def test_the_python_of_the_page_prints_what_it_shows(tmp_path, monkeypatch):
     assert shown == 5
 
 
+def test_ranks_of_a_profile_may_vary():
+    asked = {"trace": "fixed:64,4", "requests": 2, "rate": 1.0, "profile": "qwen3-8b@h100"}
+    found = ts.sweep({"tensor_parallel_size": [1, 2]}, workers=1, slo="none", **asked)
+    assert found.table.tensor_parallel_size.tolist() == [1, 2]
+    one, two = found.runs["classes.rt.mean_tpot_ms"]
+    assert one > two
+
+
 # -- plan and compare ------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory) -> tuple:

@@ -1,10 +1,13 @@
 """Closed loops: clients send the next request of the list when one of theirs has ended."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.run import simulate
+from twinserve.sim.setup.inputs import resolve
+from twinserve.sim.setup.run import run_policy, simulate
 
 
 def rows_of(trace, **settings):
@@ -35,6 +38,22 @@ def test_a_limit_that_is_never_reached_changes_nothing():
 def test_a_staggered_loop_begins_one_by_one():
     requests = rows_of("closed:concurrency=4,requests=8,stagger=0.4,input=64,output=400")
     assert np.allclose(requests["arrival_s"].sort_values().iloc[:4], [0, 0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize("timeout", [None, 0.2])
+def test_sessions_within_a_limit_are_all_accounted_for(timeout):
+    trace = "agents:sessions=12,rate=50,turns=4,tool=0.05,system=64"
+    config = SimulationConfig(trace=trace, slo="none", client_timeout=timeout)
+    inputs = resolve(config)
+    inputs = replace(inputs, workload=replace(inputs.workload, concurrency=2))
+    rows = run_policy(inputs, inputs.policies[0]).rows
+    assert len(rows.requests) + rows.never_sent == len(inputs.workload)
+    most = max(under_way(rows.requests, at) for at in rows.requests["arrival_s"])
+    assert most <= 2
+    if timeout is None:
+        assert rows.requests["finished"].all() and most == 2
+    else:
+        assert (rows.requests["outcome"] == "timed_out").any()
 
 
 @pytest.mark.slow

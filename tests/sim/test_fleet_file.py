@@ -115,6 +115,24 @@ def test_a_router_beside_that_of_the_file_is_refused(two, router, capsys):
     assert command(f"--fleet {two} {TRAFFIC} --router spread", capsys)[0] == 0
 
 
+@pytest.mark.parametrize("policies", [("vllm", "bros"), ("bros", "vllm")])
+def test_settings_that_any_pool_makes_use_of_are_kept_for_repeating(policies):
+    fleet = json.dumps({"pools": [{"policy": policy} for policy in policies]})
+    flags = SMALL | {"estimator": "perfect", "prefix_caching": True, "requests": 5}
+    (result,) = simulate(SimulationConfig(fleet=fleet, **flags)).values()
+    kept = result.config["config"]
+    assert (kept["estimator"], kept["prefix_caching"]) == ("perfect", True)
+
+
+@pytest.mark.parametrize("policies", [("vllm", "bros-exact"), ("bros-exact", "vllm")])
+def test_what_policies_count_is_of_the_pools_that_count_it(policies):
+    fleet = json.dumps({"pools": [{"policy": policy} for policy in policies]})
+    (result,) = simulate(SimulationConfig(fleet=fleet, **SMALL | {"requests": 5})).values()
+    counted = result.config["policy"]["counters"]
+    steps = result.rows.steps.groupby("replica").size()
+    assert sum(counted.values()) == steps[policies.index("bros-exact")]
+
+
 @pytest.mark.slow
 def test_flags_win_over_what_a_former_run_had(two, tmp_path, capsys):
     first, again = tmp_path / "first", tmp_path / "again"

@@ -43,6 +43,12 @@ def test_what_is_missing_is_named_in_one_line_with_what_to_do(asked, need, said)
     assert "known to work: 0.32.0" in line and "install one of these" in line
 
 
+def test_further_missing_names_are_counted(asked):
+    asked(Need("json:one"), Need("json:two"), Need("json:loads"))
+    with pytest.raises(LiveEngineError, match="lacks json.one and 1 more"):
+        require("engine")
+
+
 def test_one_of_two_names_is_enough(asked):
     asked(Need("json:old_name|json:loads"))
     require("engine")

@@ -200,6 +200,16 @@ def test_who_all_completed_keeps_it_where_the_quantile_does(seed, bound, percent
     assert found["share"] == pytest.approx(attained)
 
 
+def test_a_mean_is_that_of_the_summary():
+    rows = toy_rows()
+    rt = summarise(rows)["classes"]["rt"]
+    for metric in ("ttft", "tpot", "e2el"):
+        value = rt[f"mean_{metric}_ms"] / 1000
+        for bound in (value * 1.01, value * 0.99):
+            (found,) = verdicts(rows, Objective("rt", metric, bound, statistic="mean"))
+            assert found["value_s"] == pytest.approx(value) and found["met"] == (bound > value)
+
+
 def test_a_class_without_requests_has_no_verdict():
     both = (
         Objective("be", "ttft", 1.0, statistic="p50"),

@@ -71,6 +71,12 @@ def test_only_what_comes_after_the_lead_is_judged(trace):
     assert run_trial(TrialSpec(given, 2.0)).requests == later < len(result.rows.requests)
 
 
+def test_an_overload_ends_long_before_its_requests_do(trace):
+    given = settings(trace, "ttft p99 < 30 ms", max_num_seqs=1)
+    found = run_trial(TrialSpec(given))
+    assert found.early and found.missed == (0,) and not found.objectives
+
+
 def test_a_trial_for_its_verdict_ends_once_enough_requests_have_kept(trace):
     given = settings(trace, "ttft p50 < 1 s, tpot p50 < 1 s", replicas=2)
     whole, verdict = (run_trial(TrialSpec(given, verdict=flag)) for flag in (False, True))

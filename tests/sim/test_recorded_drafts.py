@@ -11,6 +11,7 @@ import pytest
 
 from twinserve.backends.acceptance import Acceptance, DraftsPartedError, RecordedAcceptance, uniform
 from twinserve.backends.speculating import SpeculatingBackend
+from twinserve.policies.baselines.vllm_drafts import VllmDrafts
 from twinserve.policies.registry import policy_class, policy_for, policy_names
 from twinserve.sim.results.decisions import DecisionLog, LoggedStep, parse_log
 from twinserve.sim.results.files import ResultsError, RunResult, write_run
@@ -198,6 +199,14 @@ def test_settings_that_make_no_sense_are_refused_in_one_line(given, said):
     with pytest.raises(SettingsError, match=said) as error:
         resolved(speculate=given)
     assert "\n" not in str(error.value) and str(error.value).startswith("--speculate")
+
+
+def test_prompts_of_clients_that_left_are_forgotten():
+    inputs = resolved(client_timeout=0.05, max_num_batched_tokens=24)
+    run = Simulation(inputs, inputs.policies[0])
+    run_simulation(run)
+    policy = run.engines[0].core.policy
+    assert isinstance(policy, VllmDrafts) and not policy._behind
 
 
 def test_recorded_drafts_are_not_planned_ahead():

@@ -18,7 +18,7 @@ from twinserve.sim.report import interactive
 from twinserve.sim.report.chart import Chart, Curve, best, plain, thinned_steps
 from twinserve.sim.report.figures import latency_figure, load_figure
 from twinserve.sim.report.palette import dash, marked
-from twinserve.sim.report.run_charts import run_charts
+from twinserve.sim.report.run_charts import distributions, run_charts
 from twinserve.sim.report.seen import look, over_time, summed_peak
 from twinserve.sim.report.static import panels, svg
 from twinserve.sim.results.files import RunResult
@@ -174,6 +174,13 @@ def test_each_repeat_is_drawn_in_the_colour_of_its_label():
     assert len(colours) == 4 and len(set(colours)) == 2 and len(set(colours[1:])) == 1
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["simulated", "live"]
+
+
+def test_the_median_beside_a_table_of_means_is_the_tables():
+    runs = [result(toy_rows(60, seed=seed, be_share=0.0)) for seed in range(4)]
+    seen = [look(name, None, run) for name, run in zip(["a", "b", "b", "b"], runs, strict=True)]
+    mean = np.mean([run.summary["p50_ttft_ms"] for run in runs[1:]]) / 1000
+    assert f"{mean:.4g} s (b)" in next(distributions(seen)).alt
 
 
 def test_the_highest_is_of_all_replicas_together():
