@@ -9,10 +9,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.policies.policy_runs import Desk, simulate
+from tests.policies.policy_runs import BY_HAND, Desk, simulate
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.baselines.mlfq_queues import FeedbackQueues
 from twinserve.policies.parts.estimators import LinearEstimator
+from twinserve.policies.registry import parse_policy
 from twinserve.profiles.forms.bros import BrosLinearModel, PhaseCost, SwapTimeModel
 from twinserve.traces.workload import Workload
 
@@ -285,3 +286,8 @@ def test_switched_off_it_swaps_only_what_is_in_the_way():
     desk.submit("d", 32, 1)  # joins c's queue, and arrived before c came into it
     assert desk.scheduled(1) == [{"d": 32}]
     assert desk.preempted() == [("c", "swap")] and desk.moves() == [("c", "d2h", 16, "before")]
+
+
+def test_the_longest_prompt_has_a_queue():
+    policy = parse_policy("mlfq:queues=3").build(TWO, BY_HAND)
+    assert policy.queues.quanta.tolist() == [0.01, 0.02, 0.04]

@@ -53,6 +53,12 @@ def test_it_is_cheapest_by_the_number_that_the_range_needs(rows, bought):
     assert best.row is (rows[0] if bought[0] == 0 else bought[0]) and best.replicas == bought[1]
 
 
+def test_without_a_price_gpus_decide():
+    rows = row("l40s", None, 3, 2, 4), row("h100", None, 1, 1, 2, tp=2)
+    assert decide(plan(*rows, priced=False))[0].row is rows[0]  # 4 GPUs and 4: the first
+    assert "$" not in " ".join(decision_lines(plan(*rows, priced=False)))
+
+
 def test_it_is_said_with_the_reason():
     assert decision_lines(plan(L40S, H100)) == [
         "Buy 1 H100 (1 x TP1): $3.49 an hour, about $2,550 a month; 1 replica if step times are "

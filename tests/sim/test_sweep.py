@@ -385,6 +385,16 @@ def test_a_ray_cluster_gives_the_same_bytes(tmp_path, monkeypatch, long_request)
         assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
 
 
+def test_requests_that_were_cut_in_some_runs_are_told(tmp_path, capsys):
+    """On less memory the same trace is cut: rows side by side are then of different requests."""
+    words = ["--trace", "sharegpt", "--requests", "40", "--rate", "5"]
+    assert sweep(tmp_path, *words, "--grid", "num-blocks=30,5000") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "note (1 of 2 runs): " in out and "cut to that length" in out
+    frame = pd.read_parquet(tmp_path / "runs.parquet")
+    assert "cut to that length" in frame.notices[0] and pd.isna(frame.notices[1])
+
+
 # -- what runs say of their requests ---------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "said"),
