@@ -45,8 +45,6 @@ class Counter(Desk):
 
 
 # -- real-time requests, lines 3 to 15 -----------------------------------------------------------
-
-
 def test_real_time_requests_by_residual_time():
     desk = Counter(kind="paged")
     desk.arrives("a", 10, ttft=1.0)
@@ -162,8 +160,6 @@ def test_average_iteration_time_forgets_what_is_older_than_its_window():
 
 
 # -- best-effort requests, lines 17 to 36 --------------------------------------------------------
-
-
 def test_best_effort_requests_fill_up_what_the_deadline_leaves():
     desk = Counter("replacement=false")
     desk.arrives("x", 30)
@@ -185,10 +181,6 @@ def replacing(options: str = "", blocks: int = 100, second: float = 1.0) -> Coun
 
 def test_the_next_one_replaces_the_least_urgent_real_time_request():
     assert replacing().order(0.0) == "axy"
-
-
-def test_no_replacement_if_told_so():
-    assert replacing("replacement=false").order(0.0) == "abx"
 
 
 def test_who_could_not_wait_for_the_next_iteration_is_not_replaced():
@@ -243,15 +235,6 @@ def test_by_slots_on_the_host_then_arrival():
     assert desk.order(0.2) == "xz"  # y came before z, but would have to be swapped in
 
 
-def test_who_cannot_grow_takes_the_memory_of_later_ones_outside_the_batch():
-    desk = Counter(blocks=4, host=8)
-    desk.arrives("x", 8)
-    desk.arrives("y", 8)
-    assert desk.order(0.0) == "xy"
-    assert desk.order(0.1) == "x"
-    assert desk.preempted() == [("y", "swap")]
-
-
 def test_where_all_lack_memory_and_host_data_the_first_one_gets_what_it_needs():
     desk = Counter(blocks=4, kind="bidirectional", host=8)
     desk.arrives("x", 8)
@@ -276,8 +259,6 @@ def test_a_newcomer_takes_nobodys_memory():
 
 
 # -- batch size ----------------------------------------------------------------------------------
-
-
 def test_the_batch_doubles_up_to_the_seats_and_falls_back_at_an_early_return():
     limits = EngineLimits(max_num_seqs=10, kv_bytes_per_token=1)
     desk = Counter("base_batch=2", limits=limits)
@@ -302,8 +283,6 @@ def test_a_fixed_batch_stays():
 
 
 # -- memory --------------------------------------------------------------------------------------
-
-
 def full(options: str = "", host: int = 16, paces=(10.0, 20.0)) -> Counter:
     """r, s, x and y hold two blocks each of ten; s has the later deadline."""
     desk = Counter(options, blocks=10, host=host)
@@ -338,22 +317,6 @@ def test_nobody_of_the_batch_is_dropped():
     assert not desk.preempted()
 
 
-def test_a_request_that_is_late_already_drops_no_real_time_one():
-    desk = full(paces=(0.01, 0.02))
-    desk.arrives("a", 32, ttft=0.02)
-    # All three are late, a the most, and alone in the batch; x and y would not be memory enough.
-    assert desk.order(0.1)[0] == "r"
-    assert not desk.preempted()
-
-
-def test_without_swap_or_host_the_dropped_are_recomputed():
-    for desk in (full("swap=false"), full(host=1)):
-        desk.arrives("a", 24, ttft=0.03, at=0.1)
-        assert desk.order(0.1) == "a"
-        assert desk.preempted() == [("y", "recompute"), ("x", "recompute")]
-        assert not desk.moves()
-
-
 def test_real_time_preempts_blocks_of_a_best_effort_request_without_dropping_it():
     desk = Counter(blocks=4, kind="bidirectional", host=4)
     desk.arrives("x", 15)
@@ -368,8 +331,6 @@ def test_real_time_preempts_blocks_of_a_best_effort_request_without_dropping_it(
 
 
 # -- options and seams ---------------------------------------------------------------------------
-
-
 def test_prompts_are_whole_whatever_the_token_budget():
     desk = Counter(limits=EngineLimits(max_num_batched_tokens=16))
     desk.arrives("a", 40)
@@ -386,15 +347,6 @@ def test_all_but_the_longest_prompt_keep_to_the_token_budget():
     assert desk.iteration(0.1) == {"a": 1, "b": 1, "c": 12, "d": 2}
 
 
-def test_the_token_budget_binds_the_best_effort_part_too():
-    # y in the place of a: no more tokens
-    for options, batch in (("replacement=false", "ax"), ("", "xy")):
-        desk = Counter(options, limits=EngineLimits(max_num_batched_tokens=16))
-        for name in "axyz":
-            desk.arrives(name, 12, ttft=1.0 if name == "a" else None)
-        assert desk.order(0.0) == batch
-
-
 def test_a_replacement_keeps_to_the_token_budget():
     desk = Counter(limits=EngineLimits(max_num_batched_tokens=16))
     desk.arrives("a", 40, ttft=1.0)
@@ -402,18 +354,6 @@ def test_a_replacement_keeps_to_the_token_budget():
     desk.arrives("x", 12)
     desk.arrives("y", 12)
     assert desk.order(0.0) == "abx"  # a and x, y in the place of b: 24 tokens beside the longest
-
-
-def test_who_comes_instead_of_a_dropped_one_keeps_to_the_token_budget():
-    """x was packed as one token; dropped, it leaves its place to y, whose prompt is too long for
-    it."""
-    desk = Counter("replacement=false", blocks=10, limits=EngineLimits(max_num_batched_tokens=16))
-    desk.arrives("x", 23)
-    assert desk.order(0.0) == "x"
-    desk.arrives("a", 20, ttft=1.0, at=0.1)
-    desk.arrives("y", 17, at=0.1)
-    assert desk.order(0.1) == "a"
-    assert desk.preempted() == [("x", "recompute")]
 
 
 def test_chunks():

@@ -104,17 +104,6 @@ def test_a_best_effort_owner_that_frees_nothing_keeps_its_kv():
     assert desk.preempted() == [("b", "swap")]
 
 
-def test_of_the_first_that_are_enough_a_later_one_is_spared():
-    """x alone is enough for a; y, the last to arrive, would be asked first and is too little."""
-    desk = Counter(blocks=10, host=16)
-    desk.arrives("x", 23)
-    desk.arrives("y", 7)
-    assert desk.order(0.0) == "xy"
-    desk.arrives("a", 28, ttft=0.03, at=0.1)  # seven blocks; two are free, x has six, y two
-    assert desk.order(0.1)[0] == "a"
-    assert desk.preempted() == [("x", "swap")]
-
-
 @pytest.mark.parametrize(("replacement", "batch"), [("all", "axyz"), ("once", "abxy")])
 def test_repeated_replacement_goes_on_until_one_fails(replacement, batch):
     """Beside a, b and c is time for x; y takes the place of c, and z that of b."""

@@ -298,16 +298,6 @@ def test_offline_requests_are_begun_below_the_threshold(options, offline_tokens,
     assert bool(d.held("off")) == admitted
 
 
-def test_the_threshold_does_not_hold_back_a_request_that_would_run_alone():
-    d = desk("echo", blocks=40)
-    d.submit("on", 140, 2, service_class=RT, slo_ttft_s=99.0, slo_tpot_s=99.0)
-    for _ in range(4):
-        d.step()
-    assert d.table.state[0] == 3 and d.policy.offline.forecast.blocks > 40
-    d.submit("off", 150, 1, service_class=BE)
-    assert d.scheduled(3) == [{"off": 64}, {"off": 64}, {"off": 22}]
-
-
 # -- the ladder ------------------------------------------------------------------------------------
 def test_the_ladder_is_a_matter_of_options_and_memory():
     parts = ("slo_aware", "kv_aware", "threshold")
@@ -341,14 +331,3 @@ def test_feedback_learns_what_an_iteration_really_takes():
     before = d.policy.online.factor
     d.step()
     assert d.policy.online.factor == pytest.approx(before + 0.5 * (1 / 0.405 - before))
-
-
-def test_feedback_corrects_what_is_added():
-    """The first iteration took 1.25 times its estimate: 3.25 s hold what is estimated at 2.6 s, 23
-    tokens, not 30."""
-    for options, chunk in (("", 30), (":feedback=1.0", 23)):
-        d = desk("echo" + options)
-        d.submit("on", 4, 9, service_class=RT, slo_ttft_s=3.25, slo_tpot_s=1.0)
-        d.step()
-        d.submit("off", 60, 1, service_class=BE)
-        assert d.step().scheduled == {"on": 1, "off": chunk}

@@ -70,29 +70,6 @@ def test_with_edits_adding_what_was_chosen_stays():
     assert d.scheduled(1) == [{"a": 1, "b": 1, "prompt": 40}]
 
 
-# 1 ms a prompt token, 1 ms a token that a decode looks at, itself included.
-BY_CONTEXT = BrosLinearModel(PhaseCost(0.001, 0.0, 0.0), PhaseCost(0.0, 0.001, 0.0))
-
-
-@pytest.mark.parametrize(
-    ("policy", "planned"),
-    [
-        ("echo:offline=climb", {"chat": 1}),
-        ("echo:offline=climb,benefit=offline", {"chat": 1, "long": 1}),
-    ],
-)
-def test_an_offline_decode_pays_by_itself_where_online_ones_do_not_count(policy, planned):
-    """An online decode on four tokens is done in 5 ms, 200 tokens a second. With an offline one on
-    forty it would be 2 in 46 ms, 43 a second: by eq. 4 over both it waits, though the online one
-    has 100 ms. Over the offline part it is 1 in 46 ms in place of none."""
-    d = desk(policy, BY_CONTEXT)
-    d.submit("long", 40, 4, service_class=BE)
-    d.scheduled(1)
-    d.submit("chat", 4, 4, service_class=RT, slo_ttft_s=10.0, slo_tpot_s=0.1)
-    d.scheduled(1)
-    assert d.scheduled(1) == [planned]
-
-
 def test_a_prompt_is_left_out_again_when_better_ones_were_found_behind_it():
     """A document of 80 tokens, of which q0 has computed 64; q1 and q2 ask about it as well, x is a
     prompt of 30 tokens.

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.parameters import mostly_nightly
-from tests.policies.layerkv_runs import LAYERS, LayerDesk, simulate
+from tests.policies.layerkv_runs import LayerDesk, simulate
 from tests.policies.test_fast_path import workloads
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.layerkv.cost import layerkv_estimator
-from twinserve.policies.plan import DEVICE, HOST, Hold
+from twinserve.policies.plan import HOST, Hold
 from twinserve.profiles.profile import load_profile
 from twinserve.sim.results.recorder import request_columns
 from twinserve.traces.workload import Workload
@@ -248,19 +248,6 @@ def test_layer_wise_prompts_do_not_wait_for_memory():
     assert moves and not none and ours.recomputes.sum() == 0 < off.recomputes.sum()
 
 
-def test_fixed_x_and_the_fewest_layers():
-    kept = {}
-    for policy in ("layerkv:x=0,retain=min", "layerkv:x=3,retain=min"):
-        _, moves = seen(policy)
-        kept[policy[10]] = {len(m.layers or range(LAYERS)) for m, new, _ in moves if new}
-    assert kept == {"0": {4}, "3": {1}}
-    roomy = {
-        option: [m for m, new, _ in seen(f"layerkv:x=0,retain={option}", blocks=400)[1] if new]
-        for option in ("max", "min")
-    }
-    assert not roomy["max"] and len(roomy["min"]) == len(SPREAD)
-
-
 def test_proactive_offload_can_be_off():
     """Then layers leave only where a step finds no memory, and it waits for them."""
     for option, proactive in (("true", True), ("false", False)):
@@ -271,16 +258,6 @@ def test_proactive_offload_can_be_off():
             if m.target == HOST and m.hold is Hold.STEP and not new and m.tokens > 1
         ]
         assert bool(ahead) == proactive
-
-
-def test_promotion_can_be_off():
-    moved = {}
-    for option in ("true", "false"):
-        requests, moves = seen(f"layerkv:x=0,promote={option}")
-        moved[option] = requests.last_token_s.max()
-        waiting = [m for m, _, runs in moves if m.target == DEVICE and not runs]
-        assert bool(waiting) == (option == "true")
-    assert moved["false"] > 1.1 * moved["true"]
 
 
 def test_interleaving_can_be_off():

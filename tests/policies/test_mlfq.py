@@ -273,21 +273,6 @@ def test_and_comes_back_before_its_turn_where_there_is_room():
     assert desk.moves() == [("c", "h2d", 16, "request")] and desk.held("c") == 4
 
 
-def test_switched_off_it_swaps_only_what_is_in_the_way():
-    desk = Desk(
-        "mlfq:quantum=1,min_free_blocks=3,proactive=false", 10, host=20, limits=TWO, estimator=SLOW
-    )
-    desk.submit("c", 15, 8)
-    desk.scheduled(2)
-    desk.submit("a", 4, 3)
-    desk.submit("b", 4, 3)
-    desk.scheduled(3)
-    assert desk.table.swaps.sum() == 0
-    desk.submit("d", 32, 1)  # joins c's queue, and arrived before c came into it
-    assert desk.scheduled(1) == [{"d": 32}]
-    assert desk.preempted() == [("c", "swap")] and desk.moves() == [("c", "d2h", 16, "before")]
-
-
 def test_the_longest_prompt_has_a_queue():
     policy = parse_policy("mlfq:queues=3").build(TWO, BY_HAND)
     assert policy.queues.quanta.tolist() == [0.01, 0.02, 0.04]

@@ -95,19 +95,6 @@ def test_mlfq_leaves_nobody_out_for_much_longer_than_the_starve_limit(
             assert waited <= limit or waited <= limit + 2 * others[row]
 
 
-def test_mlfq_without_promotion_has_no_such_bound():
-    """A long prompt joins a lower queue, and a short one comes in every second."""
-    many = [Arrival(0, 20, 2), *(Arrival(at, 1, 1) for at in range(STREAM))]
-    many.sort(key=lambda one: (one.step, one.prompt))
-    longest = {}
-    for limit in ("none", 5):
-        waits = Waits(many)
-        for step in watched(desk_of(f"mlfq:quantum=1,starve_limit={limit}", 200, 1, 0, SLOW), many):
-            waits.after(step)
-        longest[limit] = waits.longest
-    assert longest[5] <= 7 and longest["none"] >= STREAM
-
-
 CLIENTS = 3
 
 
@@ -133,19 +120,6 @@ def test_vtc_lets_each_client_before_a_new_one_at_most_once(many, seats, blocks,
             )
     served = [many[row].group for row in before]
     assert served.pop() == CLIENTS and len(served) == len(set(served))
-
-
-def test_vtc_has_no_such_bound_for_one_who_has_paid_where_every_newcomer_is_a_client():
-    """They all start with the counter of who has paid least, which is one of them."""
-    many = [
-        Arrival(0, 20, 8, group=0),
-        Arrival(1, 1, 2, group=1),
-        Arrival(2, 1, 2, group=2),
-        Arrival(3, 20, 8, group=0),
-    ]
-    many += [Arrival(at, 1, 2, group=at) for at in range(3, STREAM)]
-    begun = [row for step in watched(desk_of("vtc", 200, 1), many) for row in step.begun]
-    assert many[begun[-1]].group == 0
 
 
 EASY, TIGHT = 200, 12

@@ -72,17 +72,6 @@ def test_prompts_of_a_step_stay_within_their_budget_rounded_to_blocks():
     assert desk.scheduled(1) == [{"a": 6, "b": 6}]  # 9 is rounded up to 12
 
 
-def test_who_reaches_its_allowance_asks_for_more_where_there_is_room():
-    desk = Desk("tgi:max_new_tokens=3", 20, limits=LIMITS)
-    row = desk.submit("a", 4, 8)
-    desk.scheduled(3)
-    assert desk.policy.charged_tokens() == 7
-    desk.step()
-    assert desk.policy.charged_tokens() == 10 and not desk.preempted()
-    desk.scheduled(4)
-    assert desk.table.output_tokens[row] == 8 and desk.table.recomputes[row] == 0
-
-
 def test_where_there_is_none_it_leaves_and_comes_again():
     """a and b fill 16 tokens of memory with 4 + 4 each. Both want a fifth token: a asks first, in
     vain, and leaves; b takes the room that it left."""

@@ -46,20 +46,6 @@ def test_who_was_away_has_not_saved_up():
     assert desk.policy.paid[1] >= paid
 
 
-def test_without_the_lift_a_newcomer_starts_at_nothing_and_goes_first():
-    orders = []
-    for policy in ("vtc", "vtc:counter_lift=false"):
-        desk = Desk(policy, 40, limits=ONE_SEAT)
-        for i in range(6):
-            desk.submit(f"a{i}", 4, 3, group=0)
-        desk.scheduled(6)
-        for i in range(2):
-            desk.submit(f"b{i}", 4, 3, group=1)
-        orders.append([list(s)[0] for s in desk.scheduled(6)][::3])
-        assert desk.policy.paid[0] > 0
-    assert orders == [["a2", "b0"], ["b0", "b1"]]
-
-
 def test_if_nobody_waits_the_last_to_leave_the_queue_is_the_measure():
     desk = Desk("vtc", 40, limits=ONE_SEAT)
     desk.submit("a", 4, 3, group=0)

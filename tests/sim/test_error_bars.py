@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import twinserve
@@ -27,7 +26,6 @@ from twinserve.sim.setup.error_bars import (
     ranges,
     said_of_bars,
     with_front_ends_off,
-    with_steps_off,
 )
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
@@ -90,15 +88,6 @@ def test_whole_decodes_and_what_prompts_add_are_off_by_their_factors(name):
         host = model.host_seconds(1)
         prompt = off.prefill * (model.step_seconds(work) - host) + off.decode * host
         assert scaled.step_seconds(work) == pytest.approx(prompt)
-
-
-def test_requests_and_memory_stay_what_they_are(inputs):
-    for off in corners(0.1, 0.3):
-        other = with_steps_off(inputs, off)
-        assert other.workload is inputs.workload
-        assert other.hardware.num_blocks == inputs.hardware.num_blocks
-        assert other.hardware.limits == inputs.hardware.limits
-        assert np.array_equal(other.workload.slo_ttft_s, inputs.workload.slo_ttft_s, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -225,17 +225,6 @@ def test_tokens_that_a_drain_throws_away_are_counted():
     assert found == request.discarded_tokens
 
 
-def test_a_replica_comes_back_empty_and_the_next_crash_strikes_its_successor():
-    faults = tuple(Fault(Kind.CRASH, 0, at_s, at_s + 0.2) for at_s in (0.1, 2.0))
-    workload = Workload.build([0.15, 1.9999], [50, 50], [5, 60])
-    failures = Schedule(faults, start_up_s=0.5)
-    rows = run_of(failures, workload, replicas=1, on_failure="migrate").rows()
-    assert rows.failures["successor"].tolist() == [1, 2]
-    assert rows.failures["up_s"].tolist() == pytest.approx([0.8, 2.7])
-    assert rows.placements["replica"].tolist() == [1, 1, 2]
-    assert rows.placements["placed_s"].tolist() == pytest.approx([0.8, 1.9999, 2.7])
-
-
 def test_a_router_that_hears_nothing_goes_by_what_it_heard_last():
     config = CROWDED.model_copy(update={"replicas": 2, "exact": False})
     failures = Schedule((Fault(Kind.SIGNALS, 0, 0.5, 1.5),))

@@ -16,7 +16,6 @@ from twinserve.sim.engine.loop import NoProgressError
 from twinserve.sim.fleet.replica import Life
 from twinserve.sim.fleet.routers.base import Router, Verdict
 from twinserve.sim.fleet.routers.plain import LeastRequests
-from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.results.metrics import latencies, summarise
 from twinserve.traces.workload import BestEffortPool, Workload
 
@@ -262,16 +261,6 @@ def moved_with_a_rejected_one(**columns):
 def test_clients_of_moved_requests_still_give_up():
     ends = moved_with_a_rejected_one()
     assert ends == {"r0": ["rejected", 2.5], "r1": ["timed_out", 10.0]}
-
-
-def test_a_run_in_which_every_request_was_rejected_has_rows(tmp_path):
-    router = Refuses()
-    router.everything = True
-    rows = small(one(), router=router).run().rows
-    assert rows.requests.outcome.tolist() == ["rejected"] and rows.requests.replica[0] == -1
-    assert not len(rows.placements) and summarise(rows)["rejected"] == 1
-    again = read_run(write_run(tmp_path / "run", RunResult(rows))).rows
-    assert again.requests.outcome.tolist() == ["rejected"]
 
 
 # -- routers ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from twinserve.sim.setup.fleet_file import PoolSettings, read_fleet
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.offered_load import offered_load, offered_load_of
 from twinserve.sim.setup.presets import from_file
-from twinserve.sim.setup.run import simulate
+from twinserve.sim.setup.run import Simulation, simulate
 from twinserve.sim.sweep.combinations import Run
 from twinserve.sim.sweep.sweep import Sweep, contents_of
 
@@ -46,6 +46,17 @@ def two(tmp_path):
 
 def command(text: str, capsys) -> tuple[int, str]:
     return status(simulate_main, text.split()), "".join(capsys.readouterr())
+
+
+def test_each_pool_runs_what_the_file_says(two):
+    inputs = resolve(SimulationConfig(fleet=str(two), **SMALL))
+    run = Simulation(inputs, inputs.policies[0])
+    policies = [engine.core.policy for engine in run.engines]
+    assert [policy.name for policy in policies] == ["vllm", "vllm", "sarathi"]
+    assert [policy.limits.max_num_seqs for policy in policies] == [1024, 1024, 32]
+    rates = [engine.backend.link.to_host.bytes_per_s for engine in run.engines]
+    assert rates[2] == 20e9 and rates[0] == rates[1] != 20e9
+    assert run.fleet.router.name == "spread"
 
 
 def test_each_pool_plans_ahead_if_its_release_does():

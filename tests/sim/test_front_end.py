@@ -254,21 +254,6 @@ def test_an_idle_engine_plans_its_second_step_when_the_first_is_launched():
 
 
 # -- metrics ---------------------------------------------------------------------------------------
-def test_both_times_to_first_token_are_reported_and_objectives_are_the_clients():
-    workload = listed(slo_ttft_s=np.full(30, 0.06), slo_tpot_s=np.full(30, 1.0))
-    without, there = (summarise(simulate(workload, front_end=d).rows) for d in (None, SLOW))
-    delays = 1e3 * (SLOW.request_side(200) + SLOW.response_s)
-    for name in ("mean", "median", "p50", "p99"):
-        assert f"{name}_engine_ttft_ms" not in without
-        told = there[f"{name}_ttft_ms"] - there[f"{name}_engine_ttft_ms"]
-        assert told == pytest.approx(delays)
-    rt = without["classes"]["rt"], there["classes"]["rt"]
-    assert [part["ttft_attainment"] for part in rt] == [1.0, 0.0]
-    assert there["mean_e2el_ms"] == pytest.approx(without["mean_e2el_ms"] + delays, rel=0.05)
-    # what the front end takes is no queueing in the engine
-    assert rt[1]["queueing_proportion"] <= rt[0]["queueing_proportion"]
-
-
 @pytest.mark.slow
 def test_a_run_with_a_front_end_is_written_read_and_repeated(tmp_path, capsys):
     words = "-t fixed:300,10 --rate 4 --requests 40 --quiet".split()

@@ -108,11 +108,6 @@ def quiet() -> measuring._Run:
     return run(FakeBench())
 
 
-def test_a_quiet_machine_is_measured_once(quiet):
-    assert quiet.again == 0 and quiet.partial() == ""
-    assert fit_steps(quiet.steps).fit.disturbed < 0.01
-
-
 @pytest.mark.parametrize("lost", [True, False], ids=["without the core", "slowed on it"])
 def test_what_was_disturbed_is_measured_again_until_it_is_settled(quiet, lost):
     whole = quiet.bench.now
@@ -136,17 +131,6 @@ def test_where_others_never_cease_it_ends_and_says_what_is_left(quiet):
 def test_whatever_the_limit_there_is_a_table():
     cut = run(FakeBench(), replace(FOREVER, limit_s=1e-6, whole_round=False))
     assert len({s.point for s in cut.steps}) < 15 and fit_steps(cut.steps).fit.points > 4
-
-
-@pytest.mark.parametrize("limit", [0.3, 0.7, 2.0, 5.0])
-def test_a_time_limit_is_kept_and_what_there_is_makes_a_table(quiet, limit):
-    whole = quiet.bench.now
-    effort = replace(FOREVER, limit_s=limit * whole / measuring._BENCH, whole_round=False)
-    cut = run(FakeBench(), effort)
-    longest = 0.3  # seconds, of one point
-    assert cut.bench.now < limit * whole + longest
-    assert ("rounds over all points" in cut.partial()) == (limit < 1)
-    assert fit_steps(cut.steps).fit.points > 5
 
 
 def test_by_default_the_first_round_is_finished():

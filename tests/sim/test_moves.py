@@ -62,16 +62,6 @@ def test_kinds(places, state, swapped_in, layered, kind):
     assert kind_of(KvMove(3, *places, 8), state, swapped_in, layered) == kind
 
 
-def test_a_log_keeps_what_layerkv_moved():
-    log, result = logged("layerkv:x=0,slo_aware=false")
-    layers = log.moved["layers"]
-    assert set(log.moved) <= {"layers", "requests"} and layers["moves"] > 10
-    for way in ("to_host", "to_device"):
-        total = sum(counts[f"{way}_bytes"] for counts in log.moved.values())
-        assert 0 < layers[f"{way}_bytes"] <= total == result.rows.steps[f"{way}_bytes"].sum()
-    assert not_made(log.moved, physical=False) == {"layers": layers}
-
-
 def test_a_swapped_request_is_made_and_nothing_is_said():
     log, result = logged("vllm-v0:preemption_mode=swap")
     assert set(log.moved) == {"requests"}

@@ -71,16 +71,6 @@ def test_full_stages_do_nearly_as_many_times_as_much_and_never_more(pp):
     assert _under_way(more.steps) == pp
 
 
-def test_as_many_batches_as_stages_and_a_request_decodes_in_one_of_them():
-    rows = _rows(CHATS, f"{NAME}:pp3", max_num_batched_tokens=1024)
-    assert rows.requests.finished.all() and (rows.requests.output_tokens == 20).all()
-    assert _under_way(rows.steps) == 3
-    least = load_profile(f"{NAME}:pp3").model().step_seconds(StepComposition(1, 300, 300))
-    assert rows.gaps.gap_s.min() >= least
-    computed = rows.steps.prefill_tokens.sum() + rows.steps.decode_requests.sum()
-    assert computed == (rows.requests.prompt_tokens + rows.requests.output_tokens - 1).sum()
-
-
 @pytest.mark.parametrize(("prompt", "output"), [(2048, 2), (1000, 100), (100, 200)])
 def test_the_estimated_capacity_is_that_of_full_stages(prompt, output):
     """What `--load` is a share of; alone on the engine a batch has one stage of four."""

@@ -149,15 +149,6 @@ def test_a_download_knows_its_end_only_where_the_server_tells(size, said):
     assert file.getvalue().endswith(said)
 
 
-def test_what_was_kept_from_before_says_nothing_of_the_pace():
-    file, wall = io.StringIO(), Wall()
-    progress = RunProgress(True, file, wall)
-    progress.begin("study", 90 / 100)
-    wall.now += 10
-    progress.count(95, 100, "points")
-    assert file.getvalue() == "study: 95 of 100 points, 10 s left\n"
-
-
 def test_time_left_does_not_grow():
     """The first half took ten seconds, the next tenth as long again."""
     file, now = io.StringIO(), iter([0.0, 0.0, 0.0, 10.0, 10.0, 20.0, 20.0, 30.0, 30.0])
@@ -166,17 +157,6 @@ def test_time_left_does_not_grow():
     for share in (0.5, 0.6, 0.9):
         progress.part(share, "it")
     assert file.getvalue().splitlines() == ["run: it, 10 s left", "run: it", "run: it, 3 s left"]
-
-
-def test_the_pace_is_that_of_what_came_after_the_start():
-    """The first of ten runs came after 50 s, of which processes took 45 to start."""
-    file, now = io.StringIO(), iter([0.0, 0.0, 0.0, 50.0, 60.0, 70.0, 70.0])
-    progress = RunProgress(shown=True, file=file, now=lambda: next(now))
-    progress.begin("sweep")
-    progress.pace_from(0.1)
-    progress.part(0.3, "3 of 10 runs", known=False)
-    progress.part(0.5, "5 of 10 runs")
-    assert file.getvalue().splitlines() == ["sweep: 3 of 10 runs", "sweep: 5 of 10 runs, 25 s left"]
 
 
 # -- estimates -----------------------------------------------------------------------------------

@@ -115,13 +115,6 @@ def test_a_failed_rank_ends_the_steps_of_its_group_in_one_clear_line():
     assert "rank 1 of 2 failed at 0.100000 s" in said and "\n" not in said
 
 
-def test_a_group_may_fail_as_a_whole():
-    simulation = _Failing(_inputs(), [0, 1])
-    simulation.run()
-    rows = simulation.rows()
-    assert (rows.requests.outcome == "failed").all() and (rows.steps.start_s < 0.1).all()
-
-
 def test_ranks_on_equal_hardware_are_a_group_whoever_resolved_it():
     inputs, again = _inputs(), _inputs()
     other = replace(inputs.hardware, num_blocks=inputs.hardware.num_blocks - 1)

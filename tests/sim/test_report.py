@@ -17,7 +17,6 @@ from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.report import page as pages
 from twinserve.sim.report.chart import number
 from twinserve.sim.report.html import write_report
-from twinserve.sim.report.seen import over_time
 from twinserve.sim.results.files import ResultsError, RunResult, read_run, write_run
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.options import MetricsOptions, Objective
@@ -224,18 +223,6 @@ def test_a_page_is_as_small_for_two_thousand_times_the_rows(tmp_path):
     text = page.read_text()
     assert "Thinned: means over" in text and f"up to {len(steps):,} steps" in text
     assert "are drawn at 600 of their ranks" in text
-
-
-def test_time_means_weigh_steps_by_their_time_and_idle_as_nothing():
-    steps = pd.DataFrame(
-        {"replica": 0, "start_s": [0.0, 1.0, 6.0], "end_s": [1.0, 4.0, 8.0], "waiting": [2, 4, 10]}
-    )
-    means = over_time(steps, "waiting", np.array([0.0, 2.0, 4.0, 6.0, 10.0]))
-    np.testing.assert_allclose(means, [(2 + 4) / 2, 4, 0, 20 / 4])
-    both = pd.concat([steps, steps.assign(replica=1)])
-    np.testing.assert_allclose(over_time(both, "waiting", np.array([0.0, 8.0])), 2 * 34 / 8)
-    overlapping = steps.assign(start_s=[0.0, 0.5, 6.0])  # pipelined: planned before the last ended
-    np.testing.assert_allclose(over_time(overlapping, "waiting", np.array([0.0, 8.0])), 34 / 8)
 
 
 def test_the_extra_is_named_as_the_page_names_it():

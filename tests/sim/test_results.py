@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.commands import status
-from tests.sim.test_results_rows import empty_rows, toy_rows
+from tests.sim.test_results_rows import toy_rows
 from twinserve.sim.cli.main import BAD_INPUT, main
-from twinserve.sim.results.export import bench_result, write_bench
+from twinserve.sim.results.export import write_bench
 from twinserve.sim.results.files import (
     ResultsError,
     RunResult,
@@ -77,14 +77,6 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     assert back.config == run.config | {"rate": None}
     assert (back.timing, back.summary) == (run.timing, run.summary)
     assert summarise(back.rows) == run.summary
-
-
-def test_an_empty_run_is_read_as_it_was_written(tmp_path):
-    folder = write_run(tmp_path / "run", RunResult(empty_rows()))
-    back = read_run(folder).rows
-    assert len(back.requests) == len(back.steps) == len(back.gaps) == 0
-    assert back.requests["finished"].dtype == bool and back.steps["replica"].dtype == np.int64
-    assert summarise(back)["completed"] == 0
 
 
 def test_columns_under_a_former_name_are_read(tmp_path):
@@ -302,15 +294,6 @@ def test_what_is_written_reads_as_the_run(runs, tmp_path):
     assert theirs.arrival_s == pytest.approx(ours.arrival_s)
     assert found.stated["mean_ttft_ms"] == runs["vllm"].summary["mean_ttft_ms"]
     assert found.gaps_s is None and "even" in found.notices[0]  # of a request, in the file
-
-
-def test_a_request_that_was_not_served_has_no_times_and_says_why(tmp_path):
-    slow = SimulationConfig(**LOAD | {"rate": 1000.0}, max_num_seqs=2, client_timeout=0.5)
-    (result,) = simulate(slow).values()
-    found = bench_result("vllm", result)
-    lost = [i for i, error in enumerate(found["errors"]) if error]
-    assert len(lost) == 40 - result.summary["completed"] > 0
-    assert all(found["latencies"][i] == 0 and not found["itls"][i] for i in lost)
 
 
 def test_several_policies_and_sweeps_are_a_list(runs, tmp_path):

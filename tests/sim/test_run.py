@@ -49,13 +49,6 @@ def test_the_load_of_a_trace_does_not_depend_on_when_it_starts(tmp_path):
     assert "rate scale" in shown[0][1][-1] and "200 requests over " in shown[0][0]
 
 
-def test_requests_that_come_all_at_once_have_no_rate(tmp_path):
-    w = Workload.build(np.full(5, 7.0), np.full(5, 90), np.full(5, 5))
-    path = write_trace(w, tmp_path / "burst.jsonl")
-    said = headline(resolve(SimulationConfig(trace=str(path), rate_scale=1.0)))
-    assert "5 requests all at once" in said and "nan" not in said
-
-
 # -- policies that cannot serve the requests -------------------------------------------------------
 class Whole(Plain):
     """Prompts whole, within a step's tokens."""

@@ -120,12 +120,12 @@ def test_the_account_names_what_was_taken_passed_over_and_left(capsys):
     assert "--enable-lora is not simulated (adapters change memory and kernels)" in said
 
 
-def test_bytes_of_kv_memory_win_over_a_share():
-    line = f"{_LINE} --kv-cache-memory-bytes 20G --gpu-memory-utilization 0.5"
-    found = from_vllm(line, {"gpu": "h100"})
-    assert found.settings["kv_cache_memory_bytes"] == 20 * 2**30
-    assert "gpu_memory_utilization" not in found.settings
-    assert "--kv-cache-memory-bytes is taken; whether weights" in found.warnings[0]
+def test_a_plan_takes_what_a_server_states():
+    line = f"{_LINE} --max-num-seqs 64 --kv-cache-dtype fp8 --enable-lora"
+    model, settings, lines = stated(line, None, {})
+    assert model == "llama-3.1-8b"
+    assert settings == {"max_model_len": 32_000, "max_num_seqs": 64, "kv_cache_dtype": "fp8"}
+    assert "--enable-lora is not simulated" in lines[1]
 
 
 @pytest.mark.parametrize(

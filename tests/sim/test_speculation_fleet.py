@@ -27,19 +27,6 @@ def fleet(*pools: dict, **settings) -> RunResult:
     return run_simulation(Simulation(inputs, inputs.policies[0]))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_one_pool_speculates_and_another_does_not(asynchronous):
-    result = fleet(*MIXED, async_scheduling=asynchronous, requests=60, rate=60.0)
-    by_replica = result.rows.steps.groupby("replica")["draft_tokens"].sum()
-    assert (by_replica[:2] > 0).all() and by_replica[2] == 0
-    requests = result.rows.requests
-    assert requests["finished"].all() and set(requests["replica"]) == {0, 1, 2}
-    drafted = requests["replica"] < 2
-    spans = requests["last_token_s"] - requests["first_token_s"]
-    tpot = spans / (requests["output_tokens"] - 1)
-    assert tpot[drafted].mean() < 0.7 * tpot[~drafted].mean()
-
-
 @pytest.mark.slow
 def test_a_pool_that_speculates_is_what_the_flag_says():
     mine = fleet({"replicas": 2, "speculate": DRAFTS})

@@ -80,14 +80,6 @@ def test_a_file_gives_its_combinations_in_its_order(entries):
     assert [found.name for found in crossed([named])] == [f"n{i}" for i in range(len(entries))]
 
 
-def test_keys_may_have_either_dash_and_values_may_be_texts(tmp_path):
-    entry = {"max-num-seqs": "8", "--block_tokens": 32, "pcie_contention": False, "load": "0.5"}
-    (run,) = runs_of(crossed([params(tmp_path, [entry])]), Repeat(), build)
-    config = run.config
-    assert (config.max_num_seqs, config.block_tokens, config.load) == (8, 32, 0.5)
-    assert config.pcie_contention is False
-
-
 @pytest.mark.parametrize("window", [[0, 60], "0 60", "0,60"])
 def test_settings_of_two_numbers_are_lists_or_texts(tmp_path, window):
     (run,) = runs_of(crossed([params(tmp_path, [{"window": window}])]), Repeat(), build)

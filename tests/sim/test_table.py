@@ -10,7 +10,6 @@ from rich.console import Console
 
 from tests.sim.test_results_rows import toy_rows
 from twinserve.sim.report.table import number, percent, print_table, render_table, table_rows
-from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.options import MetricsOptions
 
@@ -50,19 +49,6 @@ def test_a_number_that_a_run_lacks_is_a_dash_and_not_the_best():
     assert line(render_table(rows), "TTFT attainment").split() == [
         "TTFT", "attainment", "-", "50.0", "%",
     ]  # fmt: skip
-
-
-def test_lines_that_do_not_apply_are_left_out():
-    rows = toy_rows(be_share=0.0, slo=(float("nan"), float("nan")))
-    text = render_table({"fcfs": summarise(rows)})
-    for absent in ("Best-effort", "attain", "goodput", "preempt", "prefix", "swap", "wall", "Appl"):
-        assert absent not in text
-    assert "TTFT" in text and "KV peak" in text
-    full = render_table(
-        {"fcfs": RunResult(toy_rows(), {}, {"wall_s": 2.0}, summarise(toy_rows(group_size=2)))}
-    )
-    for present in ("Best-effort", "TTFT attainment", "wall time", "Applications"):
-        assert present in full
 
 
 @cache

@@ -171,10 +171,3 @@ def test_stages_of_a_stated_load_are_windows():
     assert [w["requests"] for w in windows[:3]] == counts.tolist()
     assert windows[1]["arrivals_per_s"] == pytest.approx(counts[1] / 5)
     assert summarise(result.rows, read_options(result.config))["windows"] == windows
-
-
-def test_stages_give_way_to_windows_that_were_asked_for():
-    config = SimulationConfig(trace="stages:4x10/16x5,input=64,output=8", slo="none")
-    (result,) = simulate(config, options=by(3.0)).values()
-    assert all(w["end_s"] - w["start_s"] <= 3.0 + 1e-9 for w in result.summary["windows"])
-    assert "stages_s" not in result.config["metrics"]

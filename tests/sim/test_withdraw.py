@@ -224,22 +224,6 @@ def test_a_batch_of_the_pool_goes_on_without_those_who_gave_up():
     assert len(batches) > 3 and any("timed_out" in batch for batch in batches[:-1])
 
 
-def test_patience_of_a_busy_server_by_hand():
-    """One seat, 21 steps a request; all come at once. Whoever is served ends within the timeout;
-    the others leave at it; nobody in between."""
-    w = Workload.build(np.zeros(12), [8] * 12, [21] * 12)
-    patient = run_of(w, max_num_seqs=1).rows().requests
-    ends = patient["last_token_s"].sort_values().to_numpy()
-    timeout = float(0.9 * ends[4] + 0.1 * ends[5])  # when the sixth has begun to decode
-    requests = run_of(w, max_num_seqs=1, client_timeout=timeout).rows().requests
-    in_time = patient["last_token_s"] <= timeout
-    assert in_time.sum() == 5
-    assert (requests["finished"] == in_time).all()
-    assert (requests.loc[~in_time, "ended_s"] == timeout).all()
-    started = ~in_time & requests["first_token_s"].notna()
-    assert started.sum() == 1  # the one that was being served when all gave up
-
-
 # -- policies --------------------------------------------------------------------------------------
 class Forgetless(Fetching):
     name = "forgetless"
