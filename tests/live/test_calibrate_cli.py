@@ -41,30 +41,23 @@ def test_without_vllm_it_says_what_to_install(tmp_path, model, monkeypatch):
     assert not (tmp_path / "p.json").exists()
 
 
-def test_a_folder_is_no_file(tmp_path, model):
-    with pytest.raises(ResultsError, match="is a folder; name a file"):
-        calibrate(model=model, out=tmp_path)
-
-
-def test_a_place_that_cannot_be_written(tmp_path, model):
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"out": "."}, ResultsError, "is a folder; name a file"),
+        ({"out": "file/p.json"}, ResultsError, "cannot be written"),
+        ({"raw": "file/raw.parquet"}, ResultsError, "raw"),
+        ({"model": "nowhere"}, ProfileError, r"config\.json: cannot be read"),
+        ({"engine_arg": ["enforce_eager"]}, SettingsError, "write NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_is_said_before_an_engine_starts(tmp_path, model, given, error, words):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResultsError, match="cannot be written"):
-        calibrate(model=model, out=tmp_path / "file" / "p.json")
-    with pytest.raises(ResultsError, match="raw"):
-        calibrate(model=model, out=tmp_path / "p.json", raw=tmp_path / "file" / "raw.parquet")
-
-
-def test_a_model_that_a_profile_cannot_hold(tmp_path, model):
-    with pytest.raises(ProfileError, match=r"config\.json: cannot be read"):
-        calibrate(model=str(tmp_path / "nowhere"), out=tmp_path / "p.json")
-    (tmp_path / "small" / "config.json").write_text(json.dumps(CONFIG | {"num_local_experts": 8}))
-    with pytest.raises(ProfileError, match="num_local_experts 8: not understood"):
-        calibrate(model=model, out=tmp_path / "p.json")
-
-
-def test_an_engine_argument_without_a_value(tmp_path, model):
-    with pytest.raises(SettingsError, match="write NAME=VALUE"):
-        calibrate(model=model, out=tmp_path / "p.json", engine_arg=["enforce_eager"])
+    paths = {"model": model, "out": "p.json", **given}
+    for name in {"model", "out", "raw"} & paths.keys():
+        paths[name] = str(tmp_path / paths[name]) if name == "model" else tmp_path / paths[name]
+    with pytest.raises(error, match=words):
+        calibrate(**paths)
 
 
 @pytest.mark.live

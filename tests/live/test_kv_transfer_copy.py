@@ -18,14 +18,7 @@ else:
 
 from twinserve.backends.live.transfer.copy import InlineLane, SlotCopier
 from twinserve.backends.live.transfer.host import HostKv
-from twinserve.backends.live.transfer.layout import (
-    Packed,
-    SlotTable,
-    Strided,
-    expand,
-    slot_axes,
-    table_of,
-)
+from twinserve.backends.live.transfer.layout import Packed, SlotTable, Strided, slot_axes, table_of
 from twinserve.policies.plan import DEVICE, HOST
 
 BLOCKS, SLOTS = 12, 16
@@ -149,11 +142,6 @@ def test_interleaved_slots_move_too(dtype):
     block = cache[3].view(heads, 2, -1)
     assert torch.equal(block[:, 0].view(heads, dim, SLOTS)[:, :, 5], content[3 * SLOTS + 5, :, 0])
     assert torch.equal(block[:, 1].view(heads, SLOTS, dim)[:, 5], content[3 * SLOTS + 5, :, 1])
-
-
-def test_expand():
-    assert expand([(5, 2), (3, 1), (9, 3)]).tolist() == [5, 6, 3, 9, 10, 11]
-    assert expand([]).tolist() == []
 
 
 # -- lanes in any order --------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from twinserve.backends.live.transfer.host import HostFull, HostKv, HostRows, part, slots_of
+from twinserve.backends.live.transfer.host import HostFull, HostKv, HostRows
 
 
 def indices(runs) -> list[int]:
@@ -16,17 +16,6 @@ def indices(runs) -> list[int]:
 
 def pairs(copies) -> list[tuple[int, int]]:
     return list(zip(indices(copies.slots), indices(copies.rows), strict=True))
-
-
-def test_slots_of_positions_join_neighbouring_blocks():
-    assert slots_of([3, 4, 9], 4, 0, 12) == [(12, 8), (36, 4)]
-    assert slots_of([3, 4, 9], 4, 3, 9) == [(15, 5), (36, 1)]
-    assert slots_of([3], 4, 2, 2) == []
-
-
-def test_a_part_of_runs():
-    assert part([(5, 3), (20, 4)], 2, 5) == [(7, 1), (20, 2)]
-    assert part([(5, 3)], 0, 3) == [(5, 3)]
 
 
 def test_rows_are_taken_lowest_first_and_joined_again():

@@ -18,6 +18,7 @@ from tests.parameters import each
 from tests.profiles.recorded_steps import slower_host, write_steps
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
+from twinserve.profiles.evidence import marks
 from twinserve.profiles.forms.step_fits import fit_forms
 from twinserve.profiles.gpus import SYSTEMS
 from twinserve.profiles.measured.step_files import read_steps
@@ -191,24 +192,10 @@ def test_a_late_chunk_pays_for_the_prompt_before_it():
     )
 
 
-MARKS = [  # decode steps or TPOT of vLLM, context about 700: milliseconds
-    ("llama-3.1-8b@h100/operators", 15, 700, 7.56),
-    ("llama-3.1-8b@h100/operators", 46, 700, 9.10),
-    ("qwen3-14b@h100", 8, 700, 12.1),
-    ("qwen3-14b@h100", 26, 700, 13.2),
-    ("llama-2-70b@h100:tp4/operators", 15, 700, 16.9),
-    ("llama-2-70b@h100:tp4/operators", 114, 700, 21.5),
-    ("llama-3.1-8b@a100-80g", 22, 700, 14.5),
-    ("llama-2-70b@a100-80g:tp4/operators", 20, 700, 32.1),
-    ("llama-3.1-8b@l40s/operators", 16, 700, 25.4),
-    ("llama-3.1-8b@l40s/operators", 48, 700, 31.8),
-]
-
-
-@pytest.mark.parametrize(("name", "requests", "context", "ms"), MARKS)
-def test_decode_steps_are_near_the_marks(name, requests, context, ms):
-    ours = load_profile(name).model().step_seconds(decode_work(requests, context)) * 1e3
-    assert ours == pytest.approx(ms, rel=0.07)
+def test_decode_steps_are_near_the_public_marks():
+    """Single steps or TPOT of vLLM; test_profiles_evidence.py computes the errors again."""
+    errors = np.abs([mark.errors["operators"] for mark in marks() if mark.source == "marks"])
+    assert len(errors) == 17 and errors.mean() < 0.035 and errors.max() < 0.1
 
 
 # From per-layer tables
