@@ -249,15 +249,6 @@ def test_where_all_lack_memory_and_host_data_the_first_one_gets_what_it_needs():
     assert desk.order(0.3) == "x"
 
 
-def test_a_newcomer_takes_nobodys_memory():
-    desk = Counter(blocks=4, host=8)
-    desk.arrives("x", 7)
-    desk.arrives("y", 7)
-    desk.iteration(0.0)
-    desk.arrives("z", 4)
-    assert desk.order(0.1) == "xy" and not desk.preempted()
-
-
 # -- batch size ----------------------------------------------------------------------------------
 def test_the_batch_doubles_up_to_the_seats_and_falls_back_at_an_early_return():
     limits = EngineLimits(max_num_seqs=10, kv_bytes_per_token=1)

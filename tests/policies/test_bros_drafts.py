@@ -93,14 +93,6 @@ def test_best_effort_drafts_come_after_all_real_time_ones():
     assert table.iteration(0.030, 0.070) == {"a": 4, "b": 1, "x": 1}  # 50 of 50 ms
 
 
-def test_without_a_deadline_everybody_verifies_all_drafts():
-    table = Table()
-    for name in "abx":
-        table.arrives(name)
-    table.iteration(0.0, 0.010)
-    assert table.iteration(0.010, 0.020) == {"a": 4, "b": 4, "x": 4}
-
-
 def test_always_leaves_out_whoever_does_not_fit_with_drafts():
     table = decoding("drafts=always")
     table.iteration(0.010, 0.030)
@@ -150,13 +142,6 @@ def test_drafts_take_no_time_of_whoever_gave_its_place_to_best_effort_work():
     table.arrives("x")
     assert table.iteration(0.0, 0.012) == {"a": 4, "b": 4, "x": 4}
     assert table.iteration(0.012, 0.032) == {"a": 1, "x": 1}
-
-
-def test_the_last_token_of_the_longest_request_is_not_drafted():
-    table = Table()
-    table.arrives("a", prompt=396)  # of 400
-    table.iteration(0.0, 0.010)
-    assert table.iteration(0.010, 0.020) == {"a": 3}
 
 
 # -- whole runs ------------------------------------------------------------------------------------

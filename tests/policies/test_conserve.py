@@ -100,18 +100,6 @@ def test_copies_make_room_for_a_swap_those_of_the_first_to_arrive_first():
     assert not ledger_with([8, 24], host=5).swap_out(1)
 
 
-def test_a_try_is_undone_with_its_copies():
-    ledger = ledger_with([8, 12], host=4)
-    ledger.checkpoint(0, 2)
-    ledger.take_moves()
-    mark = ledger.mark()
-    assert ledger.checkpoint(1, 1) == 1 and ledger.swap_out(1)
-    ledger.drop(0)
-    ledger.rollback(mark)
-    assert copied_blocks(ledger, np.arange(2)).tolist() == [2, 0] and not ledger.take_moves()
-    ledger.check()
-
-
 def test_the_auditor_sees_a_copy_of_what_is_not_computed():
     ledger = ledger_with([8])
     ledger.checkpoint(0, 2)

@@ -1,15 +1,12 @@
 """Echo's scheduler by hand: deadlines, plan edits, victims, threshold, and what each rung of the
 ladder adds."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from tests.policies.echo_runs import BY_HAND, LADDER, echo_ledgers
 from tests.policies.policy_runs import BE, RT, Desk
 from twinserve.policies.base import EngineLimits
-from twinserve.policies.echo.cost import EchoCost
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.registry import parse_policy
 
@@ -138,24 +135,6 @@ def test_questions_on_a_document_wait_for_the_one_that_computes_it():
     assert d.plan.admitted == [(1, 80), (2, 80)]
 
 
-def test_a_cold_prompt_is_begun_when_the_one_before_has_ended():
-    """Two documents in pieces, beside a decode: one after the other. A prompt that ends at once may
-    overtake."""
-    d = desk("echo", blocks=200)
-    d.submit("old", 4, 9, service_class=BE)
-    d.step()
-    d.submit("a", 150, 1, service_class=BE, prefix=text(0, 37))
-    d.submit("b", 150, 1, service_class=BE, prefix=text(2, 37))
-    assert d.scheduled(2) == [{"old": 1, "a": 63}] * 2
-    d.submit("short", 50, 1, service_class=BE, prefix=text(4, 12))
-    # a has 24 left, 25 in 2.6 s; short makes 51 in 5.2 s, which is more; 13 of a's still fit
-    assert d.scheduled(3) == [
-        {"old": 1, "short": 50, "a": 13},
-        {"old": 1, "a": 11, "b": 52},
-        {"old": 1, "b": 63},
-    ]
-
-
 # Decoding takes 0.4 s + 1 ms a token of the longest. Contexts of 21, 21, 305 tokens and the one
 # computed: k = 1: 1 / 0.422 = 2.4;  k = 2: 2 / 0.422 = 4.7;  k = 3: 3 / 0.706 = 4.2.
 @pytest.mark.parametrize(
@@ -176,16 +155,6 @@ def test_only_climb_leaves_a_long_decode_out_for_the_reward(policy, expected):
     d.step()
     assert set(d.scheduled(2)[1]) == expected
     assert d.held("long")  # it keeps its memory
-
-
-def test_a_chunk_that_is_estimated_to_take_no_time():
-    """Eq. 6 is c = 5 s up to 25 tokens: behind 8 cached ones, 4 more cost nothing."""
-    d = desk("echo")
-    d.policy.cost = EchoCost(dataclasses.replace(BY_HAND.model, c=5.0))
-    d.submit("first", 12, 1, service_class=BE, prefix=text(0, 3))
-    d.step()
-    d.submit("second", 12, 2, service_class=BE, prefix=text(0, 3))
-    assert d.scheduled(2) == [{"second": 4}, {"second": 1}]
 
 
 def test_b_decode_weighs_decodes_against_prompts():

@@ -47,20 +47,6 @@ def text(start: int, blocks: int, own: int | None = None) -> np.ndarray:
 ADDITIVE = BrosLinearModel(PhaseCost(0.001, 0.0, 0.01), PhaseCost(0.01, 0.0, 0.01))
 
 
-def test_decodes_are_left_out_for_a_prompt_that_pays_more():
-    """Two decodes: 2 tokens in 30 ms. With a prompt of 40: 42 in 80 ms, 525 a second. Without one
-    decode 41 in 70 ms, 586, without both 40 in 50 ms, 800. They keep their memory, and go on when
-    the prompt is done: three in 40 ms."""
-    d = desk("echo:offline=climb", ADDITIVE)
-    for name in ("a", "b"):
-        d.submit(name, 4, 9, service_class=BE)
-    assert d.scheduled(2) == [{"a": 4, "b": 4}, {"a": 1, "b": 1}]
-    d.submit("prompt", 40, 9, service_class=BE)
-    assert d.scheduled(1) == [{"prompt": 40}]
-    assert d.held("a") and d.held("b") and not d.plan.preempted
-    assert d.scheduled(1) == [{"a": 1, "b": 1, "prompt": 1}]
-
-
 def test_with_edits_adding_what_was_chosen_stays():
     d = desk("echo:offline=climb,edits=adding", ADDITIVE)
     for name in ("a", "b"):

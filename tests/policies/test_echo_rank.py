@@ -51,17 +51,6 @@ def test_a_decode_leaves_for_the_bound_and_comes_back_before_anybody_is_begun():
     assert d.scheduled(1) == [{"short": 1, "long": 1, "new": 20}]
 
 
-def test_prompts_are_added_though_the_ratio_falls():
-    """A question on cached text is 44 tokens in 0.8 s. A cold prompt beside it makes it 64 in 4.8
-    s, four times less a second: it is added all the same."""
-    d = desk("echo", blocks=100)
-    d.submit("first", 40, 1, service_class=BE, prefix=text(1, 10))
-    d.step()
-    d.submit("hot", 44, 3, service_class=BE, prefix=text(1, 10))
-    d.submit("cold", 20, 3, service_class=BE)
-    assert d.scheduled(1) == [{"hot": 4, "cold": 20}]
-
-
 models = st.builds(
     lambda token, base, decode, pair: BrosLinearModel(
         PhaseCost(token, 0.0, base), PhaseCost(decode, pair, base)

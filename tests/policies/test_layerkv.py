@@ -86,27 +86,6 @@ def test_a_negative_allowance_admits_nothing_and_starves_nobody():
     assert desk.scheduled(2) == [{"b": 1}, {"d": 4}]
 
 
-def test_lost_requests_may_be_left_out_of_the_minimum():
-    for policy, begins in (("layerkv", False), ("layerkv:savable_only=true", True)):
-        desk = LayerDesk(policy, 100)
-        desk.submit("a", 4, 9, slo_tpot_s=0.5)  # a step takes 1 s
-        desk.scheduled(3)
-        assert (desk.policy.allowed_seconds(3.0, desk.table) == np.inf) == begins
-        desk.submit("b", 4, 1, slo_tpot_s=0.5)
-        assert ("b" in desk.step().scheduled) == begins
-
-
-def test_the_current_tpot_of_a_request_counts_those_that_wait():
-    """Two run, one decodes a step of 1 s: a request waits 2 s for a token."""
-    for option, tpot in (("step", 1.0), ("request", 2.0)):
-        desk = LayerDesk(f"layerkv:x=0,retain=min,promote=false,current_tpot={option}", 100)
-        desk.submit("a", 8, 5)
-        desk.submit("b", 8, 5)
-        desk.step()
-        assert desk.step().scheduled == {"a": 1}  # fetching both would take 16 s of the link
-        assert desk.policy.recent.tpot == tpot
-
-
 # -- layers ----------------------------------------------------------------------------------------
 # 10 blocks of four layers: 40 cells. A layer of b's 16 tokens takes 16 s on the link, far more than
 # a step: one at a time.

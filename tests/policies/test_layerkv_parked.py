@@ -41,12 +41,3 @@ def three_prompts(policy: str) -> LayerDesk:
 def test_one_begins_without_memory_for_it_unless_none_may_be_parked():
     assert set(three_prompts("layerkv:x=0,threshold=0").step().scheduled) == set("abc")
     assert set(three_prompts("layerkv:threshold=0,max_parked=0").step().scheduled) == set("ab")
-
-
-def test_who_is_not_parked_decodes_in_each_step_and_it_waits_for_the_transfers():
-    """x=0 and no way back: all four layers of all but the first are fetched for each of their
-    tokens."""
-    for option, together in (("true", {"a": 1}), ("false", {"a": 1, "b": 1, "c": 1})):
-        desk = three_prompts(f"layerkv:x=0,retain=min,promote=false,park={option}")
-        desk.step()
-        assert desk.step().scheduled == together

@@ -159,13 +159,6 @@ def test_nothing_heavy_is_imported_for_a_policy():
     )
 
 
-def test_the_class_mean_is_that_of_the_training_samples():
-    predictor = make_predictor(DemandOptions(predictor="class-mean"))
-    expected = round(np.mean(costs_of(training_samples("CC"), kv_token_time)))
-    assert predictor.application(application("CC"), kv_token_time) == expected
-    assert predictor.application(application("no such class"), kv_token_time) is None
-
-
 def test_requests_of_a_class_are_predicted_by_their_stage():
     table = RequestTable()
     first, second = (table.submit(f"r{stage}", stage=stage, prompt_tokens=9) for stage in (0, 1))
@@ -215,15 +208,6 @@ def test_the_error_model_has_the_error_that_it_was_given(level):
     assert np.trapezoid(np.abs(np.exp(sigma * grid) - 1) * density, grid) == pytest.approx(
         level, rel=1e-3
     )
-
-
-def test_noise_depends_on_the_name_and_the_seed_alone():
-    def said(seed, name):
-        options = DemandOptions(predictor="class-mean", error=0.5, seed=seed, training=None)
-        return make_predictor(options).application(Application(0, name, 0.0, "EV"), kv_token_time)
-
-    assert said(0, "a") == said(0, "a")
-    assert len({said(0, "a"), said(0, "b"), said(1, "a")}) == 3
 
 
 def test_one_can_learn_from_ones_own_applications(tmp_path):

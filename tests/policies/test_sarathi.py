@@ -61,14 +61,6 @@ def test_a_chunk_size_of_a_draft_models_slots_alone_is_refused():
     assert parse_policy("sarathi:chunk_size=2").build(limits).limits.max_num_seqs == 1
 
 
-def test_a_request_begins_only_if_all_of_its_prompt_has_room():
-    desk = Desk("sarathi:chunk_size=4,watermark=0", 4, limits=LIMITS)
-    desk.submit("a", 8, 3)
-    desk.submit("b", 12, 1)
-    assert desk.scheduled(4) == [{"a": 4}, {"a": 4}, {"a": 1}, {"a": 1}]
-    assert desk.scheduled(3) == [{"b": 4}] * 3
-
-
 sizes = st.lists(
     st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=8
 )

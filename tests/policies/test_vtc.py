@@ -26,13 +26,6 @@ def test_prompts_cost_one_and_outputs_two_and_the_poorest_goes_first():
     assert desk.policy.paid == {0: 16, 1: 15}
 
 
-def test_weights_are_options():
-    desk = Desk("vtc:input_weight=3,output_weight=5", 20, limits=ONE_SEAT)
-    desk.submit("a", 4, 2, group=0)
-    desk.scheduled(2)
-    assert desk.policy.paid == {0: 3 * 4 + 5 * 2}
-
-
 def test_who_was_away_has_not_saved_up():
     """A newcomer starts where the poorest of those who wait is, not at 0."""
     desk = Desk("vtc", 40, limits=ONE_SEAT)

@@ -13,7 +13,7 @@ from twinserve.sim.fleet.connector import parse_rule
 from twinserve.sim.fleet.replica import Role
 from twinserve.sim.fleet.routers.plain import LeastRequests
 from twinserve.sim.setup.audit import CROWDED
-from twinserve.traces.workload import PrefixBlocks, Workload
+from twinserve.traces.workload import Workload
 
 ROOMY = CROWDED.model_copy(update={"num_blocks": 400, "exact": True})
 BYTES = 131_072  # of a token's KV
@@ -64,16 +64,6 @@ def test_the_clients_first_token_comes_from_the_decode_replica():
     assert rows.gaps["count"].sum() == 4
 
 
-def test_a_transfer_waits_for_others_on_the_port_and_not_for_those_of_another():
-    """Of two prompts on two prefill replicas, the second waits at the one receiving port for the
-    bytes of the first, not for its latency; with two receivers it does not wait."""
-    alone = sent_s(96)
-    _, rows = run_of(some([96, 96]), prefill=2)
-    assert sorted(rows.requests["transfer_s"]) == pytest.approx([alone, 2 * alone - LATENCY])
-    _, rows = run_of(some([96, 96]), prefill=2, decode=2)
-    assert rows.requests["transfer_s"].tolist() == pytest.approx([alone, alone])
-
-
 def test_a_prefill_replica_keeps_the_blocks_until_they_have_been_fetched():
     run, rows = run_of(some([100, 8], arrival=[0.0, 0.05]))
     kept, fetched = stays_of(rows, "prefill"), stays_of(rows, "decode")
@@ -81,20 +71,6 @@ def test_a_prefill_replica_keeps_the_blocks_until_they_have_been_fetched():
     later = rows.steps[(rows.steps["replica"] == 0) & (rows.steps["start_s"] == 0.05)]
     assert later["kv_used_blocks"].tolist() == [13 + 1]  # the first one's are still there
     assert run.engines[0].core.ledger.usage().free == 400
-
-
-def test_only_what_is_not_cached_is_fetched():
-    """A decode replica that has a part of the prompt asks for the rest."""
-    ids = np.arange(10, dtype=np.int64)
-    workload = Workload.build(
-        np.array([0.0, 2.0]),
-        np.array([80, 88]),
-        np.array([4, 4]),
-        prefix=PrefixBlocks(np.concatenate([ids, ids, [10]]), np.array([0, 10, 21]), 8),
-    )
-    _, rows = run_of(workload)
-    assert stays_of(rows, "decode")["load_tokens"].tolist() == [80, 8]
-    assert stays_of(rows, "prefill")["hit_tokens"].tolist() == [0, 80]
 
 
 def test_the_conductor_chooses_both_replicas_when_a_request_arrives():
@@ -125,12 +101,6 @@ def test_a_load_that_fails_fails_the_request_by_default():
     assert rows.requests["outcome"].tolist() == ["failed"]
 
 
-def test_in_time_the_kv_is_still_there():
-    _, rows = late_decode(1.5, recompute=False, at_s=1.0)
-    assert rows.requests["outcome"].tolist() == ["completed"]
-    assert not rows.placements["lease_expired"].any()
-
-
 # -- failures --------------------------------------------------------------------------------------
 def test_prompts_are_computed_by_decode_replicas_while_no_prefill_replica_is_up():
     events = [(1e-4, lambda run: run.fleet.fail(0))]
@@ -157,19 +127,6 @@ def test_prompts_are_computed_by_decode_replicas_while_no_prefill_replica_is_up(
 )
 def test_rules_of_local_prefill(rule, prompt, cached, least, local):
     assert parse_rule(rule).local(prompt, cached, least) is local
-
-
-def test_short_prompts_stay_where_they_are_decoded():
-    _, rows = run_of(some([40, 100]), hand_over("llm-d:threshold=64"), decode=2)
-    assert rows.placements["role"].tolist().count("prefill") == 1
-    local = rows.requests[rows.requests["prompt_tokens"] == 40]
-    assert local["transfer_s"].tolist() == [0.0] and (local["prefill_s"] > 0).all()
-
-
-def test_a_decode_replica_chosen_first_is_counted_from_then_on():
-    """llm-d's first request goes to replica 1 and is prefilled; the second must see it there."""
-    _, rows = run_of(some([100, 100]), hand_over("llm-d"), decode=2)
-    assert sorted(stays_of(rows, "decode")["replica"]) == [1, 2]
 
 
 # -- draining --------------------------------------------------------------------------------------

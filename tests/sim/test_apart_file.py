@@ -23,14 +23,6 @@ def apart(**more) -> str:
     return json.dumps({"pools": [{**P, "replicas": 2}, {**D, "name": "d"}], **more})
 
 
-def test_the_short_form_is_a_pool_of_each_role(capsys):
-    run = Simulation(inputs := resolve(SimulationConfig(fleet="2p1D", **SMALL)), inputs.policies[0])
-    assert [replica.role.value for replica in run.fleet.replicas] == ["prefill"] * 2 + ["decode"]
-    code, said = command(f"--fleet 1P1D {TRAFFIC}", capsys)
-    assert code == 0 and "TTFT by parts" in said and "decode queue" in said
-    assert "estimated capacity" not in said  # which is not known
-
-
 def test_the_parts_of_the_summary_add_up_to_its_ttft():
     (result,) = simulate(SimulationConfig(fleet=apart(), front_end="vllm", **SMALL)).values()
     parts, handed = result.summary["ttft_parts"], result.summary["hand_over"]

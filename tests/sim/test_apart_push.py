@@ -64,14 +64,6 @@ def test_each_byte_is_sent_once(push):
         assert sum(one.lost_bytes for one in ports) == 0
 
 
-def test_a_prefill_replica_that_looks_now_and_then_begins_later():
-    """The decode replica asks at once; the prefill replica looks 20 ms after the prompt ended."""
-    _, rows = run_of(some([100]), hand_over(push=Push(poll_s=0.02)))
-    (kept,), (load,) = (stays_of(rows, role).itertuples() for role in ("prefill", "decode"))
-    assert load.load_begin_s == kept.ended_s
-    assert load.load_end_s == pytest.approx(kept.ended_s + 0.02 + sent_s(100), rel=1e-9)
-
-
 # -- what is lost ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("recompute", "end"), [(False, "failed"), (True, "completed")])
 def test_nobody_says_that_a_write_will_not_come(recompute, end):

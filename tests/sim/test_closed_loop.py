@@ -20,15 +20,6 @@ def under_way(requests, at):
     return int(((requests["arrival_s"] <= at) & (requests["ended_s"] > at)).sum())
 
 
-def test_as_many_are_under_way_as_the_loop_allows():
-    requests = rows_of("closed:concurrency=4,requests=40,input=64,output=20")
-    assert requests["finished"].all() and len(requests) == 40
-    starts = requests["arrival_s"].sort_values()
-    last = starts.iloc[-1]
-    assert {under_way(requests, at) for at in starts if 0 < at} == {4}
-    assert under_way(requests, last) == 4
-
-
 def test_a_limit_that_is_never_reached_changes_nothing():
     name = "vllm:request_rate=2,num_prompts=20,random_input_len=64,random_output_len=8"
     free, loose = rows_of(name), rows_of(f"{name},max_concurrency=20")

@@ -58,21 +58,6 @@ def bars(inputs, of: ExpectedErrors) -> tuple[dict, dict]:
     return result.summary, result.summary["error_bars"]
 
 
-def value(summary: dict, path: str) -> float:
-    for step in path.split("."):
-        summary = summary[step]
-    return summary
-
-
-def test_there_are_four_corners_and_none_where_nothing_is_in_doubt():
-    found = corners(0.25, 0.5)
-    assert {(one.decode, one.prefill) for one in found} == {
-        (d, p) for d in (1.25, 1 / 1.25) for p in (1.5, 1 / 1.5)
-    }
-    assert len({one.label for one in found}) == 4
-    assert corners(0.0, 0.0) == [] and len(corners(0.1, 0.0)) == 2
-
-
 @pytest.mark.parametrize(
     "name", ["llama-3.1-8b@h100", "llama-3.1-8b@h100/operators", "llama-3.1-8b@rtx4090"]
 )
@@ -122,11 +107,6 @@ def test_a_larger_expected_error_gives_a_range_at_least_as_wide(inputs):
     for path in ("classes.rt.mean_ttft_ms", "classes.rt.mean_tpot_ms", "classes.rt.p99_ttft_ms"):
         assert wide[path][0] <= narrow[path][0] <= narrow[path][1] <= wide[path][1], path
         assert wide[path][0] < wide[path][1]
-
-
-def test_without_an_error_a_range_is_the_run_itself(inputs):
-    summary, found = bars(inputs, errors(0.0, 0.0))
-    assert all(low == high == value(summary, path) for path, (low, high) in found.items())
 
 
 @pytest.mark.slow
@@ -237,11 +217,6 @@ def test_the_report_shows_them(written, capsys):
     ended(main, ["report", str(written), "--out", str(written / "page.html")])
     page = (written / "page.html").read_text()
     assert "<small>" in page and "small print below a number is its range" in page
-
-
-def test_an_error_that_is_not_known_is_said_to_be_assumed(capsys):
-    ended(simulate_main, [*RUN, "--profile", "llama-2-7b@l20", "--error-bars"])
-    assert "not known, taken as 47%" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

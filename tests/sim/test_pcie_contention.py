@@ -75,20 +75,6 @@ def test_what_outlives_a_step_goes_on_at_its_rate():
     assert link.computing_seconds(18.0, 4.0, 0.0) == 4.0
 
 
-def test_before_a_step_computes_the_link_is_free():
-    link = PcieLink(1.0, latency_s=0.0)
-    step = link.computing(13.0, 4.0, 1.0)
-    assert link.transfer(10.0, 3, *OUT, step) == 13.0
-    assert link.transfer(10.0, 2, *IN, step) == 12.0
-    assert link.transfer(10.0, 2, *IN, step) == pytest.approx(13.0 + 1 / 0.8)
-
-
-def test_without_a_free_moment_transfers_go_after_the_step():
-    link = PcieLink(1.0, latency_s=0.0, sharing=partial(beside_allreduce, wait=2.0, unit=0.25))
-    step = link.computing(0.0, 4.0, 2.0)
-    assert [link.transfer(0.0, 1, *way, step, way is OUT) for way in (OUT, IN)] == [5.0, 5.0]
-
-
 # -- against the mechanism, one sub-unit after another ---------------------------------------------
 def played(seconds, allreduce, operations, work, wait, unit):
     """(when `work` has been sent, when the step has computed): all-reduces evenly spread over a

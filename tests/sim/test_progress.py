@@ -149,16 +149,6 @@ def test_a_download_knows_its_end_only_where_the_server_tells(size, said):
     assert file.getvalue().endswith(said)
 
 
-def test_time_left_does_not_grow():
-    """The first half took ten seconds, the next tenth as long again."""
-    file, now = io.StringIO(), iter([0.0, 0.0, 0.0, 10.0, 10.0, 20.0, 20.0, 30.0, 30.0])
-    progress = RunProgress(shown=True, file=file, now=lambda: next(now))
-    progress.begin("run")
-    for share in (0.5, 0.6, 0.9):
-        progress.part(share, "it")
-    assert file.getvalue().splitlines() == ["run: it, 10 s left", "run: it", "run: it, 3 s left"]
-
-
 # -- estimates -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_time_left_is_exact_where_the_pace_is_even(share):

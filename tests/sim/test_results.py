@@ -109,13 +109,6 @@ def test_requests_that_do_not_say_how_they_ended_are_read(tmp_path):
     pd.testing.assert_frame_equal(found.drop(columns=added), expected.drop(columns=added))
 
 
-def test_further_columns_are_kept(tmp_path):
-    run = a_run()
-    run.rows.steps["bus_seconds"] = 0.25
-    back = read_run(write_run(tmp_path / "run", run))
-    assert list(back.rows.steps) == [*STEPS, "bus_seconds"]
-
-
 def test_bytes_do_not_depend_on_column_order_or_on_the_kind_of_text(tmp_path):
     run = a_run()
     one = content(write_run(tmp_path / "one", run))

@@ -17,14 +17,6 @@ from twinserve.sim.setup.fleet_file import read_fleet
 _LINE = "vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2 --max-model-len 32k"
 
 
-def test_a_line_becomes_settings_and_flags_win():
-    config = SimulationConfig(from_vllm=f"{_LINE} --max-num-seqs 64", gpu="h100", max_num_seqs=8)
-    assert config.profile == "llama-3.1-8b@h100:tp2"
-    assert (config.max_model_len, config.max_num_seqs) == (32_000, 8)
-    assert config.gpu_memory_utilization == 0.92
-    assert "from_vllm" not in config.model_dump()
-
-
 @pytest.mark.parametrize(
     ("more", "gpu", "release", "expected"),
     [

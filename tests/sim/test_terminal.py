@@ -31,7 +31,6 @@ from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.option_groups import SETTINGS, VLLM_NAMES, flag
 from twinserve.sim.setup.speculation import parse_speculation
-from twinserve.sim.sweep.combinations import read_grid
 
 ESCAPE = "\x1b"
 MANY = ("simulate", "sweep", "plan", "calibrate", "validate", "replay")  # options
@@ -152,15 +151,6 @@ def settings_of(words: str) -> dict:
 )
 def test_a_name_of_vllm_is_taken_as_it_is(theirs, ours):
     assert settings_of(theirs) == ours
-
-
-def test_names_of_vllm_may_vary_in_sweeps():
-    assert {ours for ours in VLLM_NAMES} <= set(SimulationConfig.model_fields)
-    (source,) = read_grid(["block-size=16,32"])
-    assert [entry.settings for entry in source.entries] == [
-        {"block_tokens": "16"},
-        {"block_tokens": "32"},
-    ]
 
 
 def test_bytes_of_kv_memory_are_blocks():
