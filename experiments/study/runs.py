@@ -68,6 +68,8 @@ def perturbed(inputs: Inputs, part: str, factor: float) -> Inputs:
     """`inputs` with `part` of the profile (an argument of `Profile.scaled`) multiplied by `factor`.
     Requests and objectives stay those of the profile as it is; policies know the changed one. KV
     room, also one that was set, grows as the profile's."""
+    if factor == 1.0:
+        return inputs
     was = inputs.hardware
     profile = was.profile.scaled(**{part: factor})
     blocks = was.num_blocks * profile.num_gpu_blocks // was.profile.num_gpu_blocks
