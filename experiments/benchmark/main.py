@@ -32,7 +32,6 @@ from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.study import Figure, Scale, Study, titled
 from twinserve.experiments.study.tables import MEDIANS, Medians
-from twinserve.policies.registry import policy_names
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.traces.catalog import resolve
 from twinserve.traces.download import cache_folder, find_local, search_folders
@@ -168,57 +167,11 @@ def in_turns(scale: Scale) -> list[Point]:
     return sorted(grid(scale), key=lambda point: (point.axes["replicas"], point.axes["seed"]))
 
 
-# -- how it grows ----------------------------------------------------------------------------------
-def exponent(
-    sizes: Sequence[float], values: Sequence[float], nothing: float, started: float
-) -> float:
-    """Slope of log(value - nothing) over log(size), by least squares over the last three points.
-
-    nothing  what the command takes without any work
-    nan where fewer than two points take `started` times that.
-    """
-    n, y = np.asarray(sizes, float), np.asarray(values, float)
-    clear = np.flatnonzero(y >= started * nothing)[-3:]
-    if len(clear) < 2:
-        return np.nan
-    return float(np.polyfit(np.log(n[clear]), np.log(y[clear] - nothing), 1)[0])
-
-
-def grown(points: pd.DataFrame) -> pd.DataFrame:
-    """Medians by policy and size (0: a run of one request), with exponents over this size and the
-    two before it. Where the work itself is in proportion to the size, an exponent well above 1 is a
-    defect; a policy that preempts each request more often the more there are has more work."""
-    rows = []
-    for policy, mine in Medians(("policy", "size"))(points).groupby("policy", sort=False):
-        nothing, mine = mine.iloc[0], mine.iloc[1:].dropna()
-        for end in range(1, len(mine) + 1):
-            some, part = mine.iloc[end - 1], mine.iloc[:end]
-            clear = part[part.cpu_s >= 3 * nothing.cpu_s]
-            slopes = {
-                "of_time": exponent(part["size"], part.cpu_s, nothing.cpu_s, 3.0),
-                "of_work": exponent(clear["size"], clear.stays, 0.0, 0.0),
-                "of_time_over_work": exponent(clear.stays, clear.cpu_s, nothing.cpu_s, 0.0),
-                "of_memory": exponent(part["size"], part.peak_mb, nothing.peak_mb, 1.5),
-            }
-            rows.append({"policy": policy, **some.drop("policy"), **slopes})
-    return pd.DataFrame(rows)
-
-
 # -- the figures -----------------------------------------------------------------------------------
 MOONCAKE = {"trace": "mooncake", "requests": None, "offline": False}
 FEW = {"requests": 40, "offline": True}  # never downloads
 SHAREGPT = {"trace": "sharegpt", "load": 0.65}  # a fixed load, where it is set
 ON_TRACE = {"vllm": {"policy": "vllm", "pool": 0}, "bros": {"policy": "bros", "pool": 16}}
-
-
-def crowds(scale: Scale) -> list[Point]:
-    """So many requests at once, under each policy; and a command with one request."""
-    sizes = (2, 4, 8) if scale.quick else (400, 4_000, 12_000, 40_000)
-    together = {n: {"trace": "sharegpt", "requests": n, "rate": 1e6} for n in sizes}
-    policies = POLICIES[:1] if scale.quick else policy_names()
-    common = {"profile": H100, "quiet": True, "json": True}
-    nothing = {0: SHAREGPT | {"requests": 1}}
-    return Grid({"size": nothing | together, "policy": policies}, common)(scale)
 
 
 figure = titled(texts(__file__).TITLES)
@@ -287,7 +240,6 @@ FIGURES = [
         both_paths,
         "policy",
     ),
-    figure("together", crowds, whole, grown),
     figure("dynamo", in_turns, compared, with_limits),
 ]
 STUDY = Study("benchmark", "", FIGURES, workers=1, intro=MEDIANS)

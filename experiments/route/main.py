@@ -1,103 +1,239 @@
-"""`twinserve route` before servers on this machine: `twinserve study route`.
+"""The same requests before real servers and in the simulator, with one failure injected in both:
+`twinserve study route`.
 
-latency  what the front adds: servers that generate nothing stamp each token with the time at which
-         they send it, and the same clients get their answers straight from them and through the
-         front, by turns
-twin     the same requests before servers and in the simulator (`twin.py`)
-
-Servers, front and clients are a process each. docs/routers.md has the results.
+Servers stand behind `twinserve route`; the simulated fleet has the same router. The live run is
+repeated, to compare the difference of the two with that between live runs. docs/routers.md has the
+results.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
+import math
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from twinserve.backends.live.route.settings import require_libraries
+from twinserve.backends.live.route.settings import model_of, require_libraries
 from twinserve.experiments.benchmark.main import MACHINE
-from twinserve.experiments.route.processes import FRONT, WORKER, Process, named
-from twinserve.experiments.route.twin import beside, twin
-from twinserve.experiments.study.grid import Grid, repeats
+from twinserve.experiments.route.processes import (
+    FRONT,
+    PORT,
+    TWINSERVE,
+    Process,
+    labelled,
+    named,
+    page,
+)
+from twinserve.experiments.study.grid import repeats
 from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.study import Figure, Scale, Study
-from twinserve.experiments.study.tables import Table
-from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.fleet.routers.registry import parse_router
+from twinserve.sim.results.routing import read_routing
+from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.inputs import Inputs, resolve
+from twinserve.sim.setup.run import run_policy
+from twinserve.sim.twin.reroute import reroute
+from twinserve.sim.twin.served import of_run
 
-DIRECT = "direct"
-# way of the answers -> the front's flags
-WAYS = {"followed": (), "passed through": ("--no-migration",)}
-ROUTER = ("--router", "least-requests")
-TIMES = [f"{what}_p{percent}_ms" for what in ("first", "token") for percent in (50, 99)]
+_READY_S = 600.0
+_COUNTS = ("failed", "moved", "sent")  # metrics that are numbers of requests
+SIMULATED = "simulated"
 
 
-def latency(
-    clients: int, way: str, seed: int, tokens: int, pace_s: float, time_s: float, servers: int = 2
-) -> dict[str, float]:
-    """What so many clients see, each with one request under way. tokens: of an answer, one every
-    `pace_s`; time_s: of the measurement."""
+# prompts begin with one of twelve texts, so that a pick decides what is found in a cache
+LOAD = {"trace": "stages:4x40,lengths=sharegpt,system=512x12", "cap_length": 800}
+
+
+def twin(
+    repeats: int,
+    profile: str = "llama-3.1-70b@h100:tp4",
+    front_end: str = "vllm",
+    workers: int = 2,
+    router: str = "sglang",
+    kill_at_s: float = 20.0,
+    down_s: float = 4.0,
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """A row of metrics for each live run behind `twinserve route`, and one of the simulation.
+    Servers are those of `twinserve emulate`: vLLM whose steps take the profile's times. They, the
+    front and the clients go before other programs, if the host allows it.
+
+    kill_at_s when the last server is killed with SIGKILL, and down_s: seconds after which its
+              command is started again. When it is up is measured
+    settings  of `simulate`, instead of `LOAD`
+    """
     require_libraries()
+    server = [*TWINSERVE, "emulate", "--profile", profile, "--port", PORT]
+    server += ["--", "--enable-prompt-tokens-details"]
+    settings = LOAD | {"profile": profile} | settings
+    inputs = resolve(SimulationConfig(**settings))
+    rows = []
     with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = [Process(server) for _ in range(workers)]
+        for one in servers:
+            stack.callback(one.kill)
+        live = _Live([one.wait() for one in servers], router, inputs, kill_at_s, down_s)
+        for repeat in range(repeats):
+            record = folder / f"{repeat}.jsonl.gz"
+            found = live.run(settings.get("seed", 0) * 1000 + repeat, record)
+            rows.append({"run": f"live {repeat + 1}", **found, **_rerouted(record)})
+    up_s = float(np.mean([row["up again, s"] for row in rows]))
+    schedule = [{"replica": workers - 1, "at_s": kill_at_s, "until_s": up_s}]
+    failure = {"failures": json.dumps(schedule), "on_failure": "migrate", "start_up": 0.0}
+    fleet = {"replicas": workers, "router": router, "front_end": front_end}
+    ours = simulated(SimulationConfig(**settings, **failure, **fleet))
+    return [*rows, {"run": SIMULATED, **ours}]
 
-        def started(command: Sequence[str]) -> Process:
-            process = Process(command)
-            stack.callback(process.end)
-            return process.wait()
 
-        workers = [started([*WORKER, str(tokens), str(pace_s)]) for _ in range(servers)]
-        front = None
-        if way != DIRECT:
-            front = started([*FRONT, *ROUTER, *WAYS[way], *named(workers)])
-        urls = [one.url for one in (workers if front is None else [front])]
-        return measured(urls, front, clients, tokens, pace_s, time_s)
+@dataclass
+class _Live:
+    """Runs on these servers. up_s: when the killed one took requests again, by the run's clock."""
+
+    servers: list[Process]
+    router: str
+    inputs: Inputs
+    kill_at_s: float
+    down_s: float
+    up_s: float = math.nan
+
+    def run(self, seed: int, record: Path) -> dict[str, float]:
+        from twinserve.backends.live.measure.replayed import prompts_of, replayed
+        from twinserve.backends.live.serving.client import ahead_of_others
+        from twinserve.backends.live.serving.process import put_ahead
+
+        # as soon as it can be: the simulated router learns of it at once
+        often = ["--health-interval", "0.2", "--health-timeout", "30"]  # busy is not dead
+        flags = ["--router", self.router, "--record", str(record), *often]
+        front = Process([*FRONT, *flags, *named(self.servers)])
+        try:
+            front.wait()
+            with urllib.request.urlopen(f"{self.servers[0].url}/v1/models", timeout=30) as answer:
+                model = json.load(answer)["data"][0]["id"]
+            _until(lambda: sum(_up(front)) == len(self.servers))
+            for process in (front, *self.servers):
+                put_ahead(process.pid)
+            killing, workload = self._failure(front), self.inputs.workload
+            # of another seed each time, so that caches hold nothing of earlier runs
+            prompts = prompts_of(workload, self.inputs.hardware.block_tokens, seed)
+            with ahead_of_others():
+                seen = asyncio.run(replayed(front.url, model, workload, prompts, beside=killing))
+            said = page(front.url)
+        finally:
+            front.end()
+        again = [labelled(said, f"{name}_total") for name in ("migrations", "retries")]
+        picks = labelled(said, "picks_total")
+        return {
+            **metrics(seen.latencies(), len(workload)),
+            **_hits(seen.cached, workload.prompt_tokens),
+            "up again, s": self.up_s,
+            "moved": sum(sum(counts.values()) for counts in again),
+            **{f"sent to {i + 1}": picks[one.url] for i, one in enumerate(self.servers)},
+        }
+
+    def _failure(self, front: Process):
+        async def fail(begin: float) -> None:
+            await asyncio.sleep(begin + self.kill_at_s - time.monotonic())
+            await asyncio.to_thread(self.servers[-1].kill)
+            await asyncio.sleep(self.down_s)
+            self.servers[-1].start()
+            await asyncio.to_thread(_until, lambda: _up(front)[-1] == 1.0)
+            self.up_s = time.monotonic() - begin
+
+        return fail
 
 
-def measured(
-    urls: Sequence[str],
-    process: Process | None,
-    clients: int,
-    tokens: int,
-    pace_s: float,
-    time_s: float,
-) -> dict[str, float]:
-    """Milliseconds, and what the process of the front computed meanwhile (share of a core)."""
-    from twinserve.experiments.route.clients import load
+def _up(front: Process) -> list[float]:
+    return list(labelled(page(front.url), "worker_up").values())
 
-    before = 0.0 if process is None else process.cpu_s()
-    seen = asyncio.run(load(list(urls), clients, tokens, tokens * pace_s, time_s))
-    if not seen.on_the_way_s:
-        raise SettingsError(f"no answer ended within {time_s:g} s")
-    found: dict[str, float] = {"requests": len(seen.first_s), "failed": seen.failed}
-    for name, values in (("first", seen.first_s), ("token", seen.on_the_way_s)):
+
+def _until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + _READY_S
+    while not holds():
+        if time.monotonic() > end:
+            raise SettingsError(f"a server did not start within {_READY_S:g} s")
+        time.sleep(0.05)
+
+
+def simulated(config: SimulationConfig) -> dict[str, float]:
+    inputs = resolve(config)
+    result = run_policy(inputs, inputs.policies[0])
+    requests, stays = result.rows.requests, result.rows.placements
+    where = (requests if stays is None else stays)["replica"].to_numpy(np.int64)
+    cached = requests["hit_tokens"]
+    if stays is not None:  # a server says what it found itself, and the last one has the word
+        cached = stays.sort_values("placement").groupby("request")["hit_tokens"].last()
+        cached = cached.reindex(range(len(requests)), fill_value=0)
+    # a crashed replica's successor has the next number
+    where = where[where >= 0].clip(max=config.replicas - 1)
+    sent = np.bincount(where, minlength=config.replicas)
+    return {
+        **metrics(of_run("simulated", result).latencies, len(requests)),
+        **_hits(cached.to_numpy(float), requests["prompt_tokens"].to_numpy(float)),
+        "moved": float(len(where) - len(requests)),
+        **{f"sent to {i + 1}": float(n) for i, n in enumerate(sent)},
+    }
+
+
+def _hits(cached: np.ndarray, prompts: np.ndarray) -> dict[str, float]:
+    """Of prompts whose server said what it found cached, in all."""
+    told = ~np.isnan(cached)
+    share = cached[told].sum() / prompts[told].sum() if told.any() else math.nan
+    return {"prefix hits, %": 100 * float(share)}
+
+
+def metrics(latencies: Mapping[str, np.ndarray], requests: int) -> dict[str, float]:
+    """Of requests that got all their tokens: arrays by metric, seconds."""
+    found: dict[str, float] = {}
+    for name in ("ttft", "tpot"):
+        values = 1e3 * latencies[name]
+        found[f"{name} mean, ms"] = float(np.nanmean(values))
         for percent in (50, 99):
-            found[f"{name}_p{percent}_ms"] = float(np.percentile(values, percent)) * 1e3
-    if process is not None:
-        took_s = time_s + tokens * pace_s * 2  # until the last one has ended
-        found["front_cores"] = (process.cpu_s() - before) / took_s
+            found[f"{name} p{percent}, ms"] = float(np.nanpercentile(values, percent))
+    found["e2el mean, s"] = float(np.nanmean(latencies["e2el"]))
+    found["failed"] = float(requests - len(latencies["e2el"]))
     return found
 
 
-def in_turns(scale: Scale) -> list[Point]:
-    """All ways get the same moments of a busy machine."""
-    grid = Grid(
-        {"clients": (100, 500), "way": (DIRECT, *WAYS)},
-        {"tokens": 50, "pace_s": 0.1, "time_s": 20.0},
-        few={"clients": 1},
-        quick={"clients": 8, "tokens": 5, "pace_s": 0.02, "time_s": 2.0},
-    )
-    return sorted(grid(scale), key=lambda point: (point.axes["seed"], point.axes["clients"]))
+def beside(table: pd.DataFrame) -> pd.DataFrame:
+    """A row a metric: mean, least and most of the live runs, the simulation, and by how much that
+    is off. inside: it lies between the least and the most of the live runs."""
+    live = table[table["run"] != SIMULATED].drop(columns="run")
+    said = table[table["run"] == SIMULATED].drop(columns="run").iloc[0]
+    found = live.agg(["mean", "min", "max"]).T.assign(simulated=said)
+    off = []
+    for name, mean, mine in zip(found.index, found["mean"], found["simulated"], strict=True):
+        counted = name.startswith(_COUNTS)
+        share = f"{100 * (mine / mean - 1):+.1f} %" if mean else ""
+        off.append("" if np.isnan(mine) else f"{mine - mean:+.3g}" if counted else share)
+    inside = found["simulated"].between(found["min"], found["max"]).map({True: "yes", False: "no"})
+    inside = inside.where(found["simulated"].notna(), "")
+    found = found.map("{:.4g}".format).assign(**{"off by": off, "inside": inside})
+    names = {"index": "metric", "mean": "live", "min": "least", "max": "most"}
+    return found.reset_index().rename(columns=names)
 
 
-# means over repeats, and what each way has more than the direct one
-ADDED = Table(
-    ("clients", "way"),
-    None,
-    {f"+{name}": (name, "difference") for name in TIMES},
-    {"way": DIRECT},
-    ("clients",),
-)
+def _rerouted(record: Path) -> dict[str, float]:
+    """The live run's event stream, to the router of the simulated fleet."""
+    routing = read_routing(record)
+    spec = parse_router(routing.router)
+    found = reroute(routing, (spec.build(), spec.build()), model_of(routing.profile))
+    return {
+        "asked again": found.asked,
+        "other views": found.other_views,
+        "other picks": found.other_choices,
+        "other picks, simulated signals": sum(one.choices for one in found.modelled.values()),
+    }
 
 
 def twins(scale: Scale) -> list[Point]:
@@ -108,11 +244,7 @@ def twins(scale: Scale) -> list[Point]:
 STUDY = Study(
     "route",
     "",
-    [
-        MACHINE,
-        Figure("latency", "What the front adds to latency", in_turns, latency, ADDED),
-        Figure("twin", "Live before servers, and simulated", twins, twin, beside),
-    ],
+    [MACHINE, Figure("twin", "Live before servers, and simulated", twins, twin, beside)],
     seeds=3,
     workers=1,
     intro="Measured on this machine; its other load affects the numbers.",

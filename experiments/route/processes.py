@@ -12,14 +12,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Sequence
-from pathlib import Path
 
 from twinserve.sim.setup.config import SettingsError
 
 PORT = "{port}"
 TWINSERVE = (sys.executable, "-c", "from twinserve.sim.cli.main import main; main()")
 FRONT = (*TWINSERVE, "route", "--port", PORT)
-WORKER = (sys.executable, "-m", "twinserve.experiments.route.worker", PORT)
 _READY_S = 600.0  # a real server loads its model meanwhile
 
 
@@ -59,24 +57,18 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
-    def cpu_s(self) -> float:
-        """Seconds that it has computed."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def kill(self) -> None:
         if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
-    def end(self) -> int:
-        """SIGTERM, and SIGKILL after ten seconds. Returns the exit status."""
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL after ten seconds."""
         self._process.terminate()
         try:
-            return self._process.wait(10)
+            self._process.wait(10)
         except subprocess.TimeoutExpired:
             self.kill()
-            return self._process.returncode
 
 
 def page(url: str) -> str:

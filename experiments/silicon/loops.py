@@ -3,8 +3,7 @@ all at once or one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -29,41 +28,8 @@ FRONT_END = "vllm"  # clients measured, over HTTP
 _chosen = lru_cache(maxsize=64)(choose)
 
 
-@dataclass(frozen=True)
-class Otherwise:
-    """What is taken otherwise than the points say, to see what that explains.
-
-    shortest   lengths are drawn evenly from this share of the stated ones on; None: as the client
-               is known to draw them
-    rounds     requests for each that may be under way
-    host_time  as `--host-time`
-    seats      batch limit; None: as the server is known to have it
-    fewer      so many times fewer requests under way than stated
-    fp8_kv     an FP8 KV cache; without: if the server is known to have one
-    """
-
-    shortest: float | None = None
-    rounds: int = REQUESTS_EACH
-    host_time: str = "auto"
-    seats: int | None = None
-    fewer: int = 1
-    fp8_kv: bool = False
-
-    def of(self, point: Point) -> Point:
-        shortest = point.client.shortest if self.shortest is None else self.shortest
-        return replace(
-            point,
-            client=replace(point.client, shortest=shortest),
-            concurrency=max(point.concurrency // self.fewer, 1),
-        )
-
-
-AS_SAID = Otherwise()
-
-
-def settings(point: Point, form: StepTimes, otherwise: Otherwise = AS_SAID) -> SimulationConfig:
+def settings(point: Point, form: StepTimes) -> SimulationConfig:
     """The engine of a point as its server was started, as far as that is known."""
-    seats = point.concurrency if point.client.limited else None
     return SimulationConfig(
         policy=("vllm",),
         trace=point.name,
@@ -71,10 +37,9 @@ def settings(point: Point, form: StepTimes, otherwise: Otherwise = AS_SAID) -> S
         step_times=form,
         front_end=FRONT_END,
         async_scheduling=point.asynchronous,
-        max_num_seqs=seats if otherwise.seats is None else otherwise.seats,
-        host_time=otherwise.host_time,
+        max_num_seqs=point.concurrency if point.client.limited else None,
         max_num_batched_tokens=point.client.budget,
-        kv_cache_dtype="fp8" if point.kv_is_fp8 or otherwise.fp8_kv else "auto",
+        kv_cache_dtype="fp8" if point.kv_is_fp8 else "auto",
         prefix_caching=False,
         slo="none",
     )
@@ -101,14 +66,20 @@ def _lengths(stated: int, shortest: float, n: int, rng: np.random.Generator) -> 
 
 
 def loop(
-    point: str, data: str, form: StepTimes, start: str, seed: int, otherwise: Mapping[str, Any]
+    point: str,
+    data: str,
+    form: StepTimes,
+    start: str,
+    seed: int,
+    rounds: int = REQUESTS_EACH,
+    fewer: int = 1,
 ) -> dict[str, Any]:
     """`simulate` of the point with this id, for a grid. data: version of the distribution that has
-    the points, so that rows of another one are not taken for its own; otherwise: fields of
-    `Otherwise`. A form that has no step times of the engine gives a row that says why."""
+    the points, so that rows of another one are not taken for its own; rounds, fewer: as of
+    `simulate`. A form that has no step times of the engine gives a row that says why."""
     of_it = _points_by_name()[point]
     try:
-        return {"data": data, **simulate(of_it, form, start, seed, Otherwise(**otherwise))}
+        return {"data": data, **simulate(of_it, form, start, seed, rounds, fewer)}
     except ProfileError as error:
         return {"data": data, **_named(of_it, form, start), "why": str(error)}
 
@@ -119,15 +90,21 @@ def _points_by_name() -> dict[str, Point]:
 
 
 def simulate(
-    point: Point, form: StepTimes, start: str, seed: int = 0, otherwise: Otherwise = AS_SAID
+    point: Point,
+    form: StepTimes,
+    start: str,
+    seed: int = 0,
+    rounds: int = REQUESTS_EACH,
+    fewer: int = 1,
 ) -> dict[str, Any]:
-    """Times of the simulated loop and measured ones (s), and relative errors. ProfileError if the
-    form has no step times of this engine."""
-    run = otherwise.of(point)
-    config = settings(run, form, otherwise)
+    """Times of the simulated loop and measured ones (s), and relative errors. rounds: requests for
+    each that may be under way; fewer: so many times fewer are under way than stated. ProfileError
+    if the form has no step times of this engine."""
+    run = replace(point, concurrency=max(point.concurrency // fewer, 1))
+    config = settings(run, form)
     hardware = resolve_hardware(config, Sources(profile=_choice))
     spec = parse_policy("vllm")
-    load = workload(run, start, seed, otherwise.rounds)
+    load = workload(run, start, seed, rounds)
     simulation = Simulation(Inputs(config, load, hardware, (spec,), ()), spec)
     simulation.run()
     named = _named(point, form, start)

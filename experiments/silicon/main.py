@@ -6,14 +6,14 @@ clients that start all at once and staggered. docs/validation.md has the results
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
-from typing import Any
+from itertools import product
 
 import pandas as pd
 
 from twinserve.experiments.silicon.loops import FORMS, STARTS, loop
-from twinserve.experiments.silicon.points import DATA, Point, read_points
+from twinserve.experiments.silicon.points import DATA, read_points
 from twinserve.experiments.study import points as grid
 from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.output import table_lines
@@ -23,48 +23,26 @@ METRICS = ("TTFT", "TPOT", "throughput")
 ENGINE = ("model", "gpu", "precision")
 # of a loop: what it was, how it was simulated, and its errors
 ERRORS = [*ENGINE, "tp", "ep", "input", "output", "concurrency", "form", "start", *METRICS]
-OF = texts(__file__, "data.yaml")
-KINDS, CHANGED = OF.KINDS, OF.CHANGED
+KINDS = texts(__file__, "data.yaml").KINDS
 
 
 def points(scale: Scale) -> list[grid.Point]:
     """Every measured loop; of the smallest grid each 90th, with few requests."""
-    otherwise = {"rounds": 3, "fewer": 8} if scale.quick else {}
-    chosen = read_points()[:: 90 if scale.quick else 1]
-    return [each for point in chosen for each in _loops(point, scale, otherwise, {})]
-
-
-def changed(scale: Scale) -> list[grid.Point]:
-    """The runs with one setting changed."""
+    few = {"rounds": 3, "fewer": 8} if scale.quick else {}
     found = []
-    for name, (fields, every, otherwise) in CHANGED.items():
-        chosen = [
-            point
-            for point in read_points()
-            if all(getattr(point, field) == value for field, value in fields.items())
-        ][::every]
-        quick = {"rounds": 3} if scale.quick else {}
-        for point in chosen[: 1 if scale.quick else None]:
-            found += _loops(point, scale, {**otherwise, **quick}, {"changed": name})
+    for point in read_points()[:: 90 if scale.quick else 1]:
+        work = {"point": point.name, "data": metadata.version(DATA), **few}
+        named = {name: getattr(point, name) for name in ("model", "gpu", "concurrency")}
+        for form, start, seed in product(FORMS, STARTS, scale.seeds):
+            settings = {"form": form, "start": start, "seed": seed}
+            found.append(grid.Point({**named, **settings}, work | settings))
     return found
-
-
-def _loops(
-    point: Point, scale: Scale, otherwise: Mapping[str, Any], axes: Mapping[str, Any]
-) -> Iterator[grid.Point]:
-    work = {"point": point.name, "data": metadata.version(DATA), "otherwise": dict(otherwise)}
-    named = {name: getattr(point, name) for name in ("model", "gpu", "concurrency")}
-    for form in FORMS:
-        for start in STARTS:
-            for seed in scale.seeds:
-                settings = {"form": form, "start": start, "seed": seed}
-                yield grid.Point({**axes, **named, **settings}, work | settings)
 
 
 def errors(loops: pd.DataFrame) -> pd.DataFrame:
     """Errors of every loop that has step times, to four digits."""
     good = loops[loops.why.isna()] if "why" in loops else loops
-    found = good[[*(["changed"] if "changed" in good else []), *ERRORS]].sort_values(ERRORS)
+    found = good[ERRORS].sort_values(ERRORS)
     return found.assign(**{name: found[name].map(_short) for name in METRICS})
 
 
@@ -117,17 +95,7 @@ def by_kind(rows: pd.DataFrame) -> str:
 STUDY = Study(
     "silicon",
     "",
-    [
-        Figure("errors", "Every measured loop", points, loop, errors, text=by_kind),
-        Figure(
-            "changed",
-            "One setting changed",
-            changed,
-            loop,
-            errors,
-            text=lambda rows: "\n".join([*table(rows, ("changed",)), ""]),
-        ),
-    ],
+    [Figure("errors", "Every measured loop", points, loop, errors, text=by_kind)],
     seeds=1,
     intro="Relative errors of simulated closed loops: the mean, and in brackets the mean size.",
 )

@@ -4,7 +4,6 @@ runs      four runs of real vLLM, simulated with their own engine arguments, arr
           prefix blocks, beside the published errors of LLMServingSim 2
 steps     single steps of vLLM on H100
 events    step times that the runs' own events tell
-releases  the runs with the rules of older releases of vLLM
 
 docs/validation.md has the results and what they mean.
 """
@@ -22,7 +21,6 @@ import pandas as pd
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.experiments.study.tables import Text, plain
-from twinserve.experiments.validation.releases import NEWEST, of_release
 from twinserve.experiments.validation.runs import (
     CASES,
     STATISTICS,
@@ -123,10 +121,6 @@ def of_single_steps(seed: int) -> list[dict[str, Any]]:
     return validate_steps(truth_folder())
 
 
-def of_releases(run: str, seed: int) -> list[dict[str, Any]]:
-    return of_release(truth_folder(), BY_LABEL[run])
-
-
 def of_events(run: str, form: str, seed: int) -> list[dict[str, Any]]:
     """A row for each range of sizes: of decodes alone, of steps with prompts, and of tokens counted
     a second."""
@@ -152,10 +146,6 @@ def _time(row: pd.Series) -> str:
 def _sizes(row: pd.Series) -> str:
     low, high = int(row.above) + 1, int(row.to)
     return f"{low} to {high}" if high > low else str(high)
-
-
-def _other(row: pd.Series) -> str:
-    return f"{row.other_times} of {row.requests} ({row.largest_s:.3f} s)"
 
 
 def figure(name: str, title: str, grid: Grid, work: Callable, text: Text) -> Figure:
@@ -224,20 +214,6 @@ STUDY = Study(
                 },
                 each="run",
                 heading="### {}",
-            ),
-        ),
-        figure(
-            "releases",
-            "The runs by the rules of releases of vLLM",
-            Grid({"run": RUNS["run"]}, few=FEW),
-            of_releases,
-            Text(
-                "Errors of means against measured.",
-                {"run": "run", "rules": "release", "preemptions": "preemptions"},
-                {
-                    **{name: plain(name, "+.2%") for name in ("TTFT", "TPOT", "E2E")},
-                    f"requests with other times than under {NEWEST} (largest change)": _other,
-                },
             ),
         ),
     ],

@@ -53,11 +53,6 @@ def test_every_size_and_policy_is_there(out):
 
 
 @pytest.mark.nightly
-def test_growth_is_measured_with_the_work(out):
-    assert table(out, "together").stays.tolist() == [2, 4, 8]  # no request is preempted
-
-
-@pytest.mark.nightly
 def test_both_simulators_are_measured_in_turns(tmp_path, monkeypatch):
     monkeypatch.setenv("TWINSERVE_DYNAMO", python_with("dynamo.replay"))
     benchmark.STUDY.run(("dynamo",), Scale(quick=True, seeds=(0, 1)), tmp_path, workers=1)
@@ -137,25 +132,3 @@ def test_one_core_is_given_back():
     with one_core() as core:
         assert os.sched_getaffinity(0) == {core}
     assert os.sched_getaffinity(0) == before
-
-
-@pytest.mark.parametrize("power", [1.0, 1.5])
-def test_an_exponent_is_that_of_the_work_alone(power):
-    sizes = [10, 100, 1_000, 10_000]
-    values = [0.5 + 1e-3 * size**power for size in sizes]
-    assert benchmark.exponent(sizes, values, 0.5, 3.0) == pytest.approx(power)
-    # start-up is most of it
-    assert math.isnan(benchmark.exponent(sizes[:2], values[:2], 0.5, 3.0))
-
-
-def test_work_that_grows_faster_is_told_from_time_that_does():
-    """Stays grow with the square of the size, time in proportion to them."""
-    points = [
-        {"policy": "vllm", "size": size, "cpu_s": 1.0 + 1e-3 * size**2, "stays": float(size**2)}
-        | {"peak_mb": 1.0 + size, "seed": 0}
-        for size in (0, 10, 100, 1_000, 10_000)
-    ]
-    found = benchmark.grown(pd.DataFrame(points)).iloc[-1]
-    assert found["size"] == 10_000 and found.of_memory == pytest.approx(1.0)
-    assert found.of_time == pytest.approx(2.0) == found.of_work
-    assert found.of_time_over_work == pytest.approx(1.0)

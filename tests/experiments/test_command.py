@@ -62,7 +62,7 @@ def test_a_study_ends_as_the_others(capsys, monkeypatch, tmp_path):
 
 
 def test_counts_below_one_are_refused(capsys):
-    for name in ("forms", "apart"):
+    for name in ("systems", "apart"):
         for option in ("--seeds", "--workers"):
             code, said = ended(capsys, main_of(name), option, "0")
             assert code == 2 and option in said

@@ -8,14 +8,7 @@ import pytest
 pytest.importorskip("aiconfigurator_core")
 
 from twinserve.experiments.silicon import main  # noqa: E402
-from twinserve.experiments.silicon.loops import (  # noqa: E402
-    AS_SAID,
-    Otherwise,
-    loop,
-    settings,
-    simulate,
-    workload,
-)
+from twinserve.experiments.silicon.loops import loop, settings, simulate, workload  # noqa: E402
 from twinserve.experiments.silicon.main import ERRORS  # noqa: E402
 from twinserve.experiments.silicon.points import INFERENCEMAX, read_points  # noqa: E402
 from twinserve.experiments.study.study import Scale  # noqa: E402
@@ -61,13 +54,13 @@ def test_experts_that_lie_whole_on_ranks_do_so_here():
 
 def test_a_form_without_step_times_has_rows_that_say_why():
     (point,) = [p for p in POINTS.values() if p.ep == 4]
-    row = loop(point.name, "0", "operators", "staggered", 0, {})
+    row = loop(point.name, "0", "operators", "staggered", 0)
     assert "ranks that share experts" in row["why"] and row["concurrency"] == point.concurrency
 
 
 def test_rows_of_fewer_requests_name_the_published_point():
     point = _points("qwen3-32b", "h100", tp=4, input=1024, output=512, concurrency=8)[0]
-    row = simulate(point, "roofline", "all at once", otherwise=Otherwise(fewer=2, rounds=3))
+    row = simulate(point, "roofline", "all at once", rounds=3, fewer=2)
     assert (row["concurrency"], row["under_way"]) == (8, 4)
 
 
@@ -81,38 +74,14 @@ def test_the_errors_go_to_a_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_setting_changed():
-    points = main.changed(Scale(seeds=(0,)))
-    count = pd.Series([point.axes["changed"] for point in points]).value_counts() / 4
-    assert [*count.index.sort_values()] == sorted(main.CHANGED)
-    assert count["Qwen3-32B"] == 15 and count["Llama-3.1-8B"] == 21
-    assert count["gpt-oss-120b, 512 requests, 100 seats"] == 9
-
-
-def test_what_is_taken_otherwise_changes_that_alone():
-    point = _points("qwen3-32b", "h100", tp=4, input=1024, output=512, concurrency=8)[0]
-    other = Otherwise(shortest=0.5, rounds=3, host_time="none", seats=4, fewer=2, fp8_kv=True)
-    assert AS_SAID.of(point) == point
-    load = workload(other.of(point), "all at once", rounds=other.rounds)
-    assert len(load) == 3 * 4 and 512 <= load.prompt_tokens.min() < load.prompt_tokens.max() <= 1024
-    least = workload(Otherwise(shortest=1e-9).of(point), "all at once")
-    assert least.prompt_tokens.min() > 0 and least.output_tokens.min() > 1  # each has a TPOT
-    changed, plain = settings(point, "roofline", other), settings(point, "roofline")
-    differ = {k for k, v in changed.model_dump().items() if v != plain.model_dump()[k]}
-    assert differ == {"max_num_seqs", "host_time", "kv_cache_dtype"}
-
-
-@pytest.mark.slow
 def test_kernel_tables_of_gpt_oss_meet_it_better_than_specifications():
     """Experts of MXFP4, in a fast and in a full loop."""
     for tp, concurrency in ((8, 4), (1, 16)):
         point = _points(
             "gpt-oss-120b", "h200", tp=tp, concurrency=concurrency, input=1024, output=1024
         )[0]
-        otherwise = Otherwise(rounds=3)
         tables, derived = (
-            simulate(point, form, "all at once", otherwise=otherwise)
-            for form in ("operators", "roofline")
+            simulate(point, form, "all at once", rounds=3) for form in ("operators", "roofline")
         )
         assert abs(tables["TPOT"]) < 0.12 and abs(derived["TPOT"]) < 0.25
 

@@ -83,15 +83,6 @@ def test_vllm_in_virtual_time_is_the_simulation(vllm, name):
             assert real.summary[key] == simulated.summary[key], key
 
 
-def test_cells_of_the_product_are_the_simulation(vllm):
-    """Two of those whose table docs/emulate.md shows."""
-    from twinserve.experiments.validation.emulated import measure, product
-
-    for cell in product(1)[:2]:
-        row = measure(cell, 8)
-        assert row["steps"] > 50 and row["error_pct"] == 0.0 and row["differs"] == "", row
-
-
 @pytest.mark.parametrize(
     "policy", mostly_nightly(["vllm", "bros:chunk=fit,kv=paged"], "bros:chunk=fit,kv=paged")
 )

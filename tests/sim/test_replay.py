@@ -207,19 +207,15 @@ MAY_LOOK_AT_THE_CLOCK = {
     "sim/twin/replay.py",
     "sim/setup/run.py",
     "experiments/study/points.py",
-    "experiments/campaign/bench.py",
     "experiments/campaign/host.py",
     "experiments/campaign/runs.py",
     "experiments/campaign/setup.py",
     "experiments/benchmark/measure.py",
     "experiments/justitia/overhead.py",
-    "experiments/route/clients.py",
     "backends/live/measure/replayed.py",
     "experiments/route/processes.py",
-    "experiments/route/twin.py",
-    "experiments/route/worker.py",
+    "experiments/route/main.py",
     "experiments/serving/served.py",
-    "experiments/validation/emulated.py",
     "backends/live/apart/connector.py",
     "backends/live/emulate/pace.py",
     "backends/live/engine/backend.py",
@@ -248,7 +244,6 @@ GENERATORS = {"default_rng", "RandomState", "Random"}
 # What a file may draw on all the same, and why.
 UNSEEDED = {
     "backends/live/route/front.py": {"uuid"},  # names of real clients' requests
-    "experiments/route/clients.py": {"random"},  # random.Random(1)
     "traces/anonymise.py": {"secrets"},  # a salt that nobody knows; a salt that is given seeds all
     "traces/generators/in_a_line.py": {"random"},  # random.Random(seed), as vLLM's client draws
 }
