@@ -122,11 +122,6 @@ def latency_claims(table: pd.DataFrame) -> list[Claim]:
     return found
 
 
-def busiest_claims(table: pd.DataFrame) -> list[Claim]:
-    rows = rows_of(table[table.policy != ALONE])
-    return [tell("busiest", row.attainment.above(AIM), row) for row in rows]
-
-
 # -- Figs. 8 to 10 ---------------------------------------------------------------------------------
 def opposite_claims(table: pd.DataFrame) -> list[Claim]:
     return [

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from twinserve.experiments.echo import claims, points, tables
 from twinserve.experiments.echo.runs import (
     LADDER,
-    busiest,
     foretold_arrivals,
     foretold_memory,
     hours,
@@ -125,14 +124,6 @@ STUDY = Study(
         watched("fig9", points.ACTIVE, HITS, claims.hit_claims),
         watched("fig10", points.ACTIVE, over_a_day("setting", None, FREE), claims.occupied_claims),
         watched("day", points.WHOLE_DAY, HITS, claims.whole_day_claims),
-        figure(
-            "busy",
-            points.BUSIEST,
-            busiest,
-            Table(("policy",), ("minutes", "offered", "missed", "attainment")),
-            Bars("policy", None, {"missed": "miss their objectives, share of the day's"}),
-            claims.busiest_claims,
-        ),
         figure(
             "fig11",
             Grid({"burstiness": points.BURSTS}),

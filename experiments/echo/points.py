@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinserve.experiments.echo.runs import BUSY, HISTORY_S, LADDER, PEAK_RATE, POOLS, WARM_S
+from twinserve.experiments.echo.runs import HISTORY_S, LADDER, PEAK_RATE, POOLS, WARM_S
 from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.grid import Grid, joined
 
@@ -110,16 +110,6 @@ ACTIVE = _series(
     history_s=SHOWN_HISTORY_S,
 )
 WHOLE_DAY = _series("", minutes=DAY_MINUTES, bin_s=300.0)
-BUSIEST = Grid(
-    {
-        "policy": {
-            ALONE: {"policy": BS, "pool": None},
-            ECHO: {"pool": SHORT, **_rung("echo-sum", ECHO)},
-        }
-    },
-    {"above": BUSY},
-    quick={"above": 17.0},  # one minute of seed 0
-)
 BURSTS = (0.3, 0.0)
 # from what hour of the day on, by how the tide goes then
 HOURS_FORETOLD = {"level": {"hour": 12.0}, "rising": {"hour": 7.0}}

@@ -43,7 +43,6 @@ TTFT_S, TPOT_S, AIM = 1.0, 0.05, 0.9  # Sec. 7.2
 LADDER = ("echo-bs", "echo-bs-e", "echo-bs-e-s", "echo")
 # requests/s; the GPU alone serves them without queueing (figure fig7, `online alone`)
 PEAK_RATE = 8.0
-BUSY = 12.0  # requests/s that the GPU alone does not serve in time (docs/echo.md, other rates)
 TROUGH, PEAK = 0.4, 0.9  # parts of the peak's rate
 HISTORY_S = 3600.0  # Sec. 5.3: the threshold is of the last hour
 WARM_S = 300.0  # before a history that a run makes itself: it begins with an empty engine
@@ -295,41 +294,6 @@ def watch(bin_s: float = BIN_S, **settings: Any) -> list[dict[str, Any]]:
         "offline_tps": be["window_total_token_throughput"],
     }
     return series.assign(**whole).to_dict("records")
-
-
-def busiest(
-    seed: int, policy: str, pool: str | None, above: float = BUSY, estimator: str = "paper"
-) -> dict[str, Any]:
-    """The minutes of a day in which more than `above` requests/s arrive, each with the two before
-    it and the one after, one run. pool: refilled; None: online requests alone. A threshold begins
-    without a history.
-
-    minutes, offered  how many there are, and what share of the day's requests arrives in them
-    missed            online requests of the run that miss an objective, as a share of the day's
-    attainment        share of the run's online requests that keep theirs
-    """
-    rates = _rates(seed)
-    over = np.flatnonzero(rates > above)
-    around = np.unique(np.clip(over[:, None] + np.arange(-2, 2), 0, len(rates) - 1))
-    load = _minutes(around, seed, PEAK_RATE, 0.3)
-    online = len(load)
-    if pool is not None:
-        load = merge(load, refilled(pool, seed, REFILLED))
-    _, run = _simulate(policy, load, seed=seed, estimator=estimator)
-    kept = run.summary["classes"]["rt"]["slo_attainment"]
-    whole = rates.sum() * BURST_S
-    return {
-        "minutes": len(over),
-        "offered": float(rates[over].sum() * BURST_S / whole),
-        "missed": float((1.0 - kept) * online / whole),
-        "attainment": kept,
-    }
-
-
-def _rates(seed: int) -> np.ndarray:
-    """Requests/s of each minute of a day."""
-    minute = (tidal(peak_rate=PEAK_RATE, seed=seed).arrival_s // BURST_S).astype(np.int64)
-    return np.bincount(minute, minlength=round(DAY_S / BURST_S)) / BURST_S
 
 
 # -- the trace and what is foretold of it ----------------------------------------------------------

@@ -62,16 +62,6 @@ def onset(rows: pd.DataFrame) -> pd.Series:
     return _along(passed, "rate").passed.transform("min")
 
 
-def contended(name: str, change: bool = True) -> Callable[[pd.DataFrame], pd.Series]:
-    """What contention changes, against the same run without it."""
-
-    def more(rows: pd.DataFrame) -> pd.Series:
-        alone = _along(rows, "contention")[name].transform("first")
-        return rows[name] / alone - 1 if change else rows[name] - alone
-
-    return more
-
-
 BY_CONTEXT = beside_vllm(
     "model",
     "context",
@@ -81,16 +71,6 @@ BY_CONTEXT = beside_vllm(
 )
 BY_DEGREE = beside_vllm("context", "tp", "policy", narrowed=narrowed)
 BY_RATE = beside_vllm("model", "rate", "policy", onset=onset)
-UNSHARED = beside_vllm(
-    "setting",
-    "contention",
-    "policy",
-    ttft_more=contended("ttft_s"),
-    tpot_more=contended("tpot_s"),
-    tokens_more=contended("tokens_per_s"),
-    violations_more=contended("violations", change=False),
-)
-
 
 # -- claims ----------------------------------------------------------------------------------------
 tell = teller(TEXTS)

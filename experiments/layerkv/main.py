@@ -67,13 +67,6 @@ def _links(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
     bars("engine")(canvas, table, found)
 
 
-def _unshared(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    more = {"ttft_more": "mean TTFT", "tpot_more": "mean TPOT", "tokens_more": "throughput"}
-    labels = {name: f"{label}: change by contention" for name, label in more.items()}
-    rows = table[table.contention & (table.policy != VLLM)]
-    Bars("setting", "policy", labels)(canvas, rows, found)
-
-
 # -- figures ---------------------------------------------------------------------------------------
 _figure = titled(claims.TEXTS.TITLES)
 
@@ -129,12 +122,6 @@ STUDY = Study(
             bars("context", *MEANS, "parked_most", named=TOKENS),
         ),
         figure(
-            "lengths",
-            points.OF_LENGTHS,
-            beside_vllm("requests", "variant"),
-            bars("requests", *TTFT, *TAIL, *TPOT, named="{} requests".format),
-        ),
-        figure(
             "requests",
             points.BY_REQUESTS,
             beside_vllm("context", "requests", "policy"),
@@ -178,7 +165,6 @@ STUDY = Study(
             bars("rate", *TTFT, *[*MISSED][1:], named=f"{{:g}} {RATE}".format),
         ),
         figure("contention", points.CONTENTION, beside_vllm("engine", "variant"), bars("engine")),
-        figure("unshared", points.unshared, claims.UNSHARED, _unshared),
         figure(
             "higher",
             points.OF_HIGHER,

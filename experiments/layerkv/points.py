@@ -19,19 +19,16 @@ from twinserve.experiments.layerkv.runs import (
     NO_SLO,
     OUTPUT,
     SAVABLE,
-    TPOT_S,
     VLLM,
 )
 from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.grid import Grid
-from twinserve.experiments.study.points import Point
-from twinserve.experiments.study.study import Scale
 
 LLAMA, YI, LARGE = MODELS
 ENGINES = {model: {"model": model, "tp": tp} for model, tp in MODELS.items()}
 DATA = texts(__file__, "data.yaml")
 SWEEPS, REQUESTS, RULES = DATA.SWEEPS, DATA.REQUESTS, DATA.RULES
-PARKED, LENGTHS, VARIED = DATA.PARKED, DATA.LENGTHS, DATA.VARIED
+PARKED, VARIED = DATA.PARKED, DATA.VARIED
 LINKED, SHARING, HIGHER = DATA.LINKED, DATA.SHARING, DATA.HIGHER
 DEGREES = (2, 4, 8)
 ALL = (VLLM, *CELLS, NO_SLO)
@@ -95,11 +92,6 @@ PARKING = grid(
     ENGINES[LLAMA] | FIXED,
     few={"context": (4096,)},
 )
-OF_LENGTHS = grid(
-    {"requests": (50, 100), "variant": variants(LENGTHS)},
-    ENGINES[LLAMA] | FIXED | fixed(4096)[4096],
-    few={"requests": 1},
-)
 # Runs of Fig. 4 that go on: beyond vLLM's capacity waits grow with the run. And which of LayerKV's
 # limits ends the gain: late requests, requests that are parked, or both.
 BY_REQUESTS = grid(
@@ -122,17 +114,6 @@ SETTINGS = grid(
 )
 
 # -- several GPUs ----------------------------------------------------------------------------------
-# beyond capacity
-OBJECTIVES = grid(
-    {
-        "model": {m: chats(m)[m] | {"rate": rate} for m, rate in ((YI, 6.0), (LARGE, 2.0))},
-        "objective": {TPOT_S: {}, 0.4: {"tpot_s": 0.4}, 1.0: {"tpot_s": 1.0}},
-        "policy": (VLLM, "layerkv", SAVABLE),
-    },
-    CHATS,
-    40,
-    few={"model": 1},
-)
 LINKS = grid(
     {
         "context": fixed(1024, 4096),
@@ -171,28 +152,3 @@ OF_HIGHER = grid(
     FIXED,
     few={"engine": 1},
 )
-
-
-def unshared(scale: Scale) -> list[Point]:
-    """Figs. 5 to 8 and `OBJECTIVES` where all-reduces go over the link of the KV transfers:
-    as they are there, and with the link to the transfers alone. vLLM recomputes, and moves
-    nothing."""
-    shown = (VLLM, "layerkv", SAVABLE, NO_SLO)
-    found = {}
-    for point in (*BY_DEGREE(scale), *BY_RATE(scale), *OBJECTIVES(scale)):
-        work = point.arguments
-        if work["tp"] == 1 or work["policy"] not in shown:
-            continue
-        axes = {"setting": _said(work), "policy": work["policy"], "seed": work["seed"]}
-        for on in (False, True):
-            off = {} if on or work["policy"] == VLLM else {"contention": False}
-            found[(*axes.values(), on)] = Point({**axes, "contention": on}, {**work, **off})
-    return list(found.values())
-
-
-def _said(work: Mapping[str, Any]) -> str:
-    """A setting in words."""
-    lengths = work["lengths"].removeprefix("fixed:")
-    load = f"{work['rate']:g}/s" if lengths == "sharegpt" else f"{lengths.split(',')[0]} tokens"
-    objective = f", TPOT {work['tpot_s']:g} s" if "tpot_s" in work else ""
-    return f"{work['model']}, {work['tp']} GPUs, {load}{objective}"

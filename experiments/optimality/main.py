@@ -1,6 +1,6 @@
 """How far Algorithm 1 of BROS is from the best batch: `twinserve study optimality`.
 
-The gap on single iterations, random ones and those of runs. Then deadlines in short runs that the
+The gap on single iterations of runs. Then deadlines in short runs that the
 greedy choice loses and the exact one keeps, and the reverse. Then first tokens in time compared
 with the most of any schedule. docs/optimality.md has the results and what they mean.
 """
@@ -11,17 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
 
 from twinserve.experiments.optimality.first_tokens import first_tokens_of_runs
-from twinserve.experiments.optimality.runs import (
-    deadlines_of_runs,
-    iterations_of_a_run,
-    random_iterations,
-)
-from twinserve.experiments.study.curves import Bars, lines_of
-from twinserve.experiments.study.grid import Grid, joined
-from twinserve.experiments.study.points import Rows
+from twinserve.experiments.optimality.runs import deadlines_of_runs, iterations_of_a_run
+from twinserve.experiments.study.curves import Bars
+from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.experiments.study.tables import Table, Text, mean
 
@@ -31,11 +25,6 @@ OBJECTIVES = ("ttft=0.4,tpot=0.2", "ttft=0.2,tpot=0.1", "ttft=0.1,tpot=0.05")
 LOAD = {"seconds": 12.0, "rate": 1.0, "pool": 3}
 QUICK = {"seconds": 3.0}
 
-RANDOM = Grid(
-    {"source": {"random": {"late": True}, "random, none late": {"late": False}}},
-    {"count": 500},
-    quick={"count": 20},
-)
 OF_RUNS = Grid(
     {"source": {slo: {"slo": slo} for slo in OBJECTIVES}}, LOAD, few={"source": 1}, quick=QUICK
 )
@@ -49,11 +38,6 @@ FIRST = Grid(
     few={"slo": 1},
     quick={"seconds": 7.5},
 )
-
-
-def iterations(seed: int, **settings: Any) -> Rows:
-    """Rows of `runs.gap_rows`: random iterations, or those of a run."""
-    return (random_iterations if "count" in settings else iterations_of_a_run)(seed, **settings)
 
 
 def _with_totals(
@@ -93,14 +77,6 @@ OF_DEADLINES = (*PAIRS, "be_tokens", "fallback")
 OF_FIRST = ("kept", "bound", "share")
 
 
-def gaps_by_size(canvas: Canvas, table: pd.DataFrame, points: pd.DataFrame) -> None:
-    """The gap of random iterations by their number of requests."""
-    drawn = points[(points.source == "random") & (points.requests > 0)]
-    label = {"gap_mean": ("gap of best-effort tokens a second (%)", 100.0)}
-    draw = lines_of(None, label, "requests", "problem", {}, xlabel="requests in the iteration")
-    draw(canvas, Table(("problem", "requests"), ("gap_mean",))(drawn), points)
-
-
 STUDY = Study(
     "optimality",
     "",
@@ -108,14 +84,13 @@ STUDY = Study(
         Figure(
             "iterations",
             "Single iterations",
-            joined(RANDOM, OF_RUNS),
-            iterations,
+            OF_RUNS,
+            iterations_of_a_run,
             _with_totals(
                 Table(("source", "problem"), (*SHARES, *GAPS)),
                 {"iterations": "sum", "gap_max": "max"},
                 lambda points: points[points.requests == 0],
             ),
-            gaps_by_size,
             text=_text(
                 ("source", "problem"),
                 {"n": _count("iterations"), **_percent(*SHARES, *GAPS)}

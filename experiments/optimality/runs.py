@@ -1,9 +1,8 @@
 """What Algorithm 1 of BROS gives up against the exact solution of its problem: on single
 iterations, and over short runs.
 
-Iterations are random ones (`random_iterations`), or those that a run of `bros` comes to
-(`iterations_of_a_run`). For each, the batch of Algorithm 1 and the best one are scored by the goals
-of `policies.bros.problem`. Memory is ample in these iterations.
+Iterations are those that a run of `bros` comes to. For each, the batch of Algorithm 1 and the best
+one are scored by the goals of `policies.bros.problem`.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from twinserve.policies.bros.exact import BrosExactOptions, BrosExactPolicy
 from twinserve.policies.bros.parts import Urgent
 from twinserve.policies.bros.policy import BrosPolicy
 from twinserve.policies.bros.problem import SAME, Solution, enumerate_batches, solution
-from twinserve.policies.parts.estimators import Batch, LinearEstimator
+from twinserve.policies.parts.estimators import Batch
 from twinserve.policies.registry import PolicySpec
 from twinserve.policies.requests import RequestTable
-from twinserve.profiles.forms.bros import BrosLinearModel
-from twinserve.profiles.profile import load_profile
 from twinserve.sim.setup.config import PAPERS_ENGINE, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy, simulate
@@ -47,65 +44,13 @@ OPTIONS = {
 # whole ones cost.
 OTHERS = PROBLEMS | {"split prompts": "bros:chunk=256", "fitted chunks": "bros:chunk=fit"}
 CAP = 1024  # tokens of a request
-SIZES = (4, 10)  # requests of an iteration, from and to
+MOST = 10  # requests of an iteration
 LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=8192)
 
 Pair = tuple[int, Solution, Solution]  # requests, Algorithm 1's batch, the best one
 
 
 # -- single iterations -----------------------------------------------------------------------------
-def random_iterations(seed: int, count: int, late: bool = True) -> list[dict[str, Any]]:
-    """Rows of `gap_rows` for `count` iterations, drawn at random.
-
-    4 to 10 requests, half of them real-time; 40 % prompts of 10 to 1,000 tokens, the others decodes
-    with contexts of 10 to 2,000; a third of the best-effort decodes have up to 500 tokens on the
-    host. Residual times are uniform from a little below 0 to twice what all requests take together.
-    T_avg is uniform from 15 to 60 ms. Half of the iterations have a batch size below the number of
-    requests. late=False: each real-time request could be kept if it ran alone.
-    """
-    profile = load_profile(PROFILE)
-    estimator = LinearEstimator(BrosLinearModel.fit(profile.model()), profile.swap_model())
-    exact = {name: BrosExactPolicy(LIMITS, options, estimator) for name, options in OPTIONS.items()}
-    found: dict[str, list[Pair]] = {name: [] for name in exact}
-    for i in range(count):
-        rng = np.random.default_rng([seed, i])
-        n = int(rng.integers(SIZES[0], SIZES[1] + 1))
-        average = float(rng.uniform(0.015, 0.06))
-        batch, real_time = _requests(rng, n, int(profile.kv_bytes_per_token))
-        residual = rng.uniform(-0.1, 2.0, real_time) * estimator.seconds(batch)
-        if not late:
-            residual = np.maximum(
-                residual, [estimator.seconds(batch[j : j + 1]) for j in range(real_time)]
-            )
-        size = int(rng.integers(2, n)) if rng.random() < 0.5 else n
-        table = RequestTable()
-        for row in range(n):
-            table.submit(
-                f"r{row}",
-                service_class=int(row >= real_time),
-                slo_tpot_s=0.2 if row < real_time else np.nan,
-            )
-        for name, policy in exact.items():
-            policy.take_average(average)
-            urgent = policy.packer.by_urgency(batch[:real_time], residual, table, policy.batch_size)
-            found[name].append(
-                _pair(policy, urgent, policy.packer.by_swap(batch[real_time:]), size, table)
-            )
-    return [row for name, pairs in found.items() for row in gap_rows(name, pairs)]
-
-
-def _requests(rng: np.random.Generator, n: int, token_bytes: int) -> tuple[Batch, int]:
-    """n requests, the first of them real-time, and how many these are; at least one of each
-    class."""
-    real_time = int(np.clip(rng.binomial(n, 0.5), 1, n - 1))
-    prefill = rng.random(n) < 0.4
-    new = np.where(prefill, rng.integers(10, 1001, n), 1)
-    context = new + np.where(prefill, 0, rng.integers(10, 2001, n))
-    on_host = (np.arange(n) >= real_time) & ~prefill & (rng.random(n) < 1 / 3)
-    swapped = np.where(on_host, np.minimum(rng.integers(1, 501, n), context - 1) * token_bytes, 0)
-    return Batch(np.arange(n), prefill, new, context, swapped), real_time
-
-
 class Watched(BrosPolicy):
     """Algorithm 1, compared with solving every iteration of 2 to 10 requests in each form."""
 
@@ -127,7 +72,7 @@ class Watched(BrosPolicy):
         pass  # so that each step is an iteration
 
     def _choose(self, step, urgent, candidates, size):
-        if 2 <= len(urgent.batch) + len(candidates) <= SIZES[1]:
+        if 2 <= len(urgent.batch) + len(candidates) <= MOST:
             for name, policy in self.exact.items():
                 policy.take_average(self.queues.average_iteration_s)
                 self.found[name].append(_pair(policy, urgent, candidates, size, step.view.requests))

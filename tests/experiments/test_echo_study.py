@@ -110,15 +110,6 @@ def test_memory_is_all_of_it_by_kind(out):
 
 
 @pytest.mark.nightly
-def test_the_busiest_minute_is_the_one_that_most_requests_come_in(out):
-    found = table(out, "busy").set_index("policy")
-    arrived = tidal(peak_rate=PEAK_RATE, seed=0).arrival_s
-    most = np.bincount((arrived // 60).astype(int)).max() / len(arrived)
-    assert (found.minutes == 1).all() and found.offered.to_numpy() == pytest.approx(most)
-    assert (found.missed <= (1 - found.attainment) * 4 * most + 1e-12).all()
-
-
-@pytest.mark.nightly
 def test_what_is_held_does_not_depend_on_the_history_it_is_foretold_by(out):
     found = pd.read_csv(out / "memory" / "points.csv")
     by = found.groupby(["tide", "burstiness", "minute"])
@@ -377,9 +368,6 @@ def test_claims_of_forecasts_and_caches_can_differ():
                 ]
             )
         )
-    )
-    all_differ(
-        claims.busiest_claims(measured([{"policy": "echo", "attainment": 0.5, "missed": 0.02}]))
     )
     nothing = {"gain": 1.0, "more_hits": 0.0, "drop": 0.0}
     found = [

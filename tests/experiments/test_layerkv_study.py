@@ -160,34 +160,6 @@ def test_what_is_said_along_an_axis_is_of_each_seed():
     )
 
 
-def test_what_contention_changes_is_of_each_seed():
-    values = {
-        "ttft_s": [[1.0, 1.5], [2.0, 2.2]],
-        "tokens_per_s": [[10.0, 9.0], [10.0, 10.0]],
-        "violations": [[0.1, 0.3], [0.2, 0.2]],
-    }
-    runs = _points("contention", (False, True), **values).assign(setting="")
-    found = claims.UNSHARED(runs).set_index(["policy", "contention"])
-    assert found.ttft_more["layerkv", True] == pytest.approx((0.5 + 0.1) / 2)
-    assert found.tokens_more["layerkv", True] == pytest.approx(-0.05)
-    assert found.violations_more["layerkv", True] == pytest.approx(0.1)
-    assert found.ttft_more["layerkv", False] == found.ttft_more[VLLM, True] == 0
-
-
-def test_every_engine_that_shares_its_link_also_runs_with_the_link_to_itself():
-    found = points.unshared(Scale())
-    by = {}
-    for p in found:
-        by.setdefault((p.axes["setting"], p.axes["policy"], p.axes["seed"]), []).append(p)
-    assert all([p.axes["contention"] for p in both] == [False, True] for both in by.values())
-    for (_, policy, _), (off, on) in by.items():
-        assert on.arguments["tp"] > 1 and "contention" not in on.arguments
-        alone = {} if policy == VLLM else {"contention": False}
-        assert off.arguments == on.arguments | alone
-    everywhere = {(p.arguments["model"], p.arguments["tp"]) for p in found}
-    assert everywhere == {("yi-34b-200k", tp) for tp in points.DEGREES} | {("llama-3.1-70b", 4)}
-
-
 POLICIES = (VLLM, "layerkv", SAVABLE, NO_SLO)
 
 

@@ -24,7 +24,6 @@ from twinserve.experiments.optimality.runs import (
     deadlines_of_runs,
     gap_rows,
     iterations_of_a_run,
-    random_iterations,
 )
 from twinserve.policies.bros.problem import Solution
 from twinserve.policies.registry import parse_policy
@@ -65,34 +64,6 @@ def test_problems_are_what_their_policies_solve():
         name: parse_policy(text).policy.Options(**parse_policy(text).options)
         for name, text in PROBLEMS.items()
     } == OPTIONS
-
-
-@pytest.fixture(scope="module")
-def drawn() -> pd.DataFrame:
-    return pd.DataFrame(random_iterations(0, 40)).query("requests == 0").set_index("problem")
-
-
-def test_random_iterations(drawn):
-    assert list(drawn.index) == list(PROBLEMS) and (drawn.iterations == 40).all()
-    assert drawn.equals(
-        pd.DataFrame(random_iterations(0, 40)).query("requests == 0").set_index("problem")
-    )
-    assert (
-        (drawn.gap_mean >= 0).all() and (drawn.gap_max <= 1).all() and (drawn.extra_lost >= 0).all()
-    )
-    parts = drawn.optimal + drawn.outside + drawn.loses_more + drawn.other_goal
-    assert (parts <= 1 + 1e-9).all() and drawn.compared["own"] > 0
-    # The less the problem asks beyond what Algorithm 1 is after, the smaller the gap.
-    assert drawn.gap_mean["own"] > drawn.gap_mean["most-requests"]
-
-
-def test_nobody_is_late_where_that_is_asked_for(drawn):
-    kept = (
-        pd.DataFrame(random_iterations(0, 40, late=False))
-        .query("requests == 0")
-        .set_index("problem")
-    )
-    assert kept.loses_more["own"] <= drawn.loses_more["own"]
 
 
 # -- the most first tokens -------------------------------------------------------------------------
@@ -166,7 +137,7 @@ def test_the_iterations_of_a_run_and_its_deadlines():
 def test_every_source_and_problem_is_in_the_tables(out):
     slo = "ttft=0.4,tpot=0.2"
     found = table(out, "iterations")
-    assert set(found.source) == {"random", "random, none late", slo}
+    assert set(found.source) == {slo}
     assert set(found.problem) == set(PROBLEMS) and (found.iterations > 0).all()
     found = table(out, "deadlines")
     assert set(found.problem) == set(OTHERS) and set(found.slo) == {slo}
@@ -201,11 +172,11 @@ def test_single_steps_on_the_page_are_the_kept_ones():
     table = kept("iterations", "source", "problem")
     rows = page_rows("Single steps")
     for steps, problem, n, loses, gap in rows:
-        row = table.loc[("random" if "random" in steps else steps.removeprefix("runs, "), problem)]
+        row = table.loc[(steps.removeprefix("runs, "), problem)]
         assert n == f"{row.iterations:,.0f}"
         said(loses, row, "loses_more")
         said(gap, row, "gap_mean")
-    assert len(rows) == 6
+    assert len(rows) == 5
 
 
 def test_whole_runs_on_the_page_are_the_kept_ones():
