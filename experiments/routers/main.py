@@ -23,7 +23,7 @@ from twinserve.experiments.study.curves import Bars, lines_of
 from twinserve.experiments.study.grid import Grid, windows
 from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Study, titled
-from twinserve.experiments.study.tables import FIRST, Table
+from twinserve.experiments.study.tables import FIRST, Table, Text, mean, plain
 
 BASE = "round-robin"
 CACHE_AWARE = ("sglang", "dynamo-kv", "llm-d", "conductor")
@@ -122,6 +122,19 @@ def lines_over(x: str, column: str | None = None) -> Callable[..., None]:
 BLACK = {"color": "black", "linewidth": 2.0}
 
 
+def shown(*by: str) -> Text:
+    """The rows of docs/routers.md."""
+    cells = {
+        "mean TTFT, s": mean("ttft_s"),
+        "more than round robin, %": mean("ttft_gain", 100.0),
+        "P99 TTFT, s": mean("ttft_p99_s"),
+        "objectives kept, %": mean("slo_attainment", 100.0),
+        "prefix hits, %": mean("prefix_hit_rate", 100.0),
+        "busiest / mean": plain("busiest", ".2f"),
+    }
+    return Text("Means over {seeds} seeds, ± half of the 95 % interval.", {n: n for n in by}, cells)
+
+
 figure = titled(texts(__file__).TITLES)
 STUDY = Study(
     "routers",
@@ -133,6 +146,7 @@ STUDY = Study(
             run,
             against("load", "router", pair=("load",)),
             lines_over("load"),
+            text=shown("load", "router"),
         ),
         figure(
             "documents",
@@ -140,6 +154,7 @@ STUDY = Study(
             questions,
             against("load", "router", pair=("load",)),
             lines_over("load"),
+            text=shown("load", "router"),
         ),
         figure(
             "one-text",
@@ -151,6 +166,7 @@ STUDY = Study(
             one_text,
             against("texts", "share", "router", pair=("texts", "share")),
             lines_over("share", "texts"),
+            text=shown("texts", "share", "router"),
         ),
         figure(
             "stale",
@@ -162,6 +178,7 @@ STUDY = Study(
             questions,
             of_fresh,
             lines_over("amount", "fault"),
+            text=shown("fault", "amount", "router"),
         ),
         figure(
             "policies",
@@ -169,6 +186,7 @@ STUDY = Study(
             run,
             against("policy", "router", pair=("policy",)),
             Bars("router", "policy", {name: label for name, (label, _) in METRICS.items()}),
+            text=shown("policy", "router"),
         ),
     ],
 )

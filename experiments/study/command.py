@@ -23,7 +23,6 @@ STUDIES = {
     "justitia": "The figures and tables of Justitia's paper.",
     "systems": "The four systems side by side, and which part of each earns what.",
     "routers": "Routers on the same requests.",
-    "speculation": "From which batch on speculation stops paying.",
     "apart": "When prefill apart from decode pays on equal GPUs.",
     "benchmark": "How fast the simulator is on this machine.",
     "serving": "Live vLLM servers on this machine: what a policy costs, how far predictions hold.",

@@ -1,5 +1,7 @@
 """The study of routers: every figure at its smallest size, and what must hold in it."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +10,8 @@ from twinserve.experiments.routers import main as routers
 from twinserve.experiments.routers.runs import one_text, questions
 from twinserve.experiments.study.study import Scale
 from twinserve.sim.fleet.routers.registry import parse_router
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +27,7 @@ def test_every_figure_has_points_a_table_and_a_plot(found):
     assert "not run" not in report
     for figure in routers.STUDY.figures:
         files = {path.name for path in (found / figure.name).iterdir()}
-        assert files == {"points.csv", "table.csv", "plot.png", "claims.json"}
+        assert files == {"points.csv", "table.csv", "plot.png", "claims.json", "report.md"}
         assert figure.title in report
         points = pd.read_csv(found / figure.name / "points.csv")
         assert points.prefix_hit_rate.between(0, 1).all() and (points.busiest >= 1).all()
@@ -71,3 +75,12 @@ def test_a_text_that_all_prompts_share_goes_to_one_worker_of_sglang():
 def test_routers_that_know_caches_find_documents_again():
     hits = {r: questions(r, 1.0, 200, seed=0)["prefix_hit_rate"] for r in ("random", "sglang")}
     assert hits["sglang"] > 1.5 * hits["random"]
+
+
+def test_the_page_has_rows_of_the_kept_reports():
+    page = (DOCS / "routers.md").read_text()
+    section = page.partition("## Routers compared")[2].partition("## Route to")[0]
+    shown = {line for line in section.splitlines() if line.startswith("|")}
+    reports = sorted((DOCS / "results" / "routers").glob("*/report.md"))
+    assert shown - {line for file in reports for line in file.read_text().splitlines()} == set()
+    assert len(shown) > 20
