@@ -265,8 +265,8 @@ STUDY = Study(
             "saturated",
             saturated.grid(windows_of(saturated.TRACE)),
             run,
-            saturated.saturated_table,
-            text=saturated.saturated_text,
+            saturated.SATURATED,
+            text=saturated.TEXT,
         ),
     ],
 )
