@@ -8,8 +8,7 @@ improvements, so all five models are run.
 Models, lengths and objectives are the paper's: lengths of its Table II, Poisson arrivals,
 best-effort requests in closed-loop batches, 0.4 s and 0.2 s (Sec. VII-A). Of the rates it gives
 only the highest, and the size of a best-effort batch not at all. Traces are of ten minutes, as
-printed; figure `settings` varies that and what the paper leaves out. Step times are those of
-derived profiles, nothing is measured.
+printed. Step times are those of derived profiles, nothing is measured.
 """
 
 from __future__ import annotations
@@ -89,15 +88,6 @@ def parts_at(rate: float) -> Grid:
 
 
 SOME = {"trace": "sharegpt", "rate": RATE, "duration": SECONDS, "pool": POOL}
-# one setting at a time is another than in `SOME`
-VARIED = {
-    ("pool", 128): {},
-    ("pool", 512): {"pool": 512},
-    ("slow", 1.0): {},
-    ("slow", 3.0): {"off": ["step", 3.0]},
-    ("duration", 60.0): {"duration": 60.0},
-    ("duration", SECONDS): {},
-}
 ALONE = ("vllm-v0", "vllm", *TGI)
 PREEMPTION = ("vllm-v0", "vllm", "preemptive-wait", "preemptive-wait:newcomers_preempt=false")
 PREEMPTIVE = grid(
@@ -123,13 +113,6 @@ CACHED = grid(
     {"profile": OPT[1:]},
     quick_pool=60,  # enough to fill the memory
 )
-SETTINGS = Grid(
-    {("varied", "value"): VARIED, "policy": POLICIES},
-    {"profile": QWEN[0], "slo": SLO, **PAPERS_ENGINE, **SOME},
-    COLUMNS,
-    few={("varied", "value"): (("slow", 1.0), ("slow", 3.0))},
-    quick={"duration": 6.0, "pool": 12},
-)
 # Wall-clock seconds of our own planning beside simulated step times; every step is planned by
 # itself. Not reproducible.
 OVERHEADS = grid(
@@ -154,8 +137,6 @@ READINGS = {
     "tpot_attainment": ("mean TPOT kept, %", 100.0),
     "every_gap_attainment": ("every gap kept, %", 100.0),
 }
-NAMES = {"pool": "requests in a best-effort batch", "slow": "factor on step times"}
-NAMES |= {"duration": "seconds of arrivals"}
 
 
 def _percent(axes, metric: str) -> None:
@@ -266,11 +247,5 @@ STUDY = Study(
         ),
         figure("parts", parts_at(RATE), CHANGED, PART_BARS, PART_CLAIMS[RATE]),
         figure("parts_high", parts_at(HIGH), CHANGED, PART_BARS, PART_CLAIMS[HIGH]),
-        figure(
-            "settings",
-            SETTINGS,
-            Table(("varied", "value", "policy"), COLUMNS),
-            lines_of("varied", ALL, "value", "policy", LOOKS, _from_zero, NAMES.get, " "),
-        ),
     ],
 )

@@ -19,7 +19,7 @@ from twinserve.traces.transform import merge, set_priority
 from twinserve.traces.workload import REAL_TIME, Workload
 
 # settings of a run that `simulate` has not
-OWN = ("preset", "beside", "until_online", "off")
+OWN = ("preset", "beside", "until_online")
 
 
 def run(settings: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
@@ -29,7 +29,6 @@ def run(settings: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, An
               preset        name of settings that the others stand over
               beside        offline questions on documents on top: `documents` (a data set of
                             `longdoc`), `requests`, and if wanted `block_tokens` and `priority`
-              off           [part, factor]: a part of the profile, made larger
               until_online  end with the online requests; looked after every so many seconds
     columns   name -> what it is, see `column`
     """
@@ -52,8 +51,7 @@ def inputs_of(settings: Mapping[str, Any]) -> Inputs:
     if (beside := settings.get("beside")) is not None:
         documents = _documents(seed=given["seed"], **beside)
         inputs = replace(inputs, workload=merge(inputs.workload, documents))
-    off = settings.get("off")
-    return inputs if off is None else perturbed(inputs, *off)
+    return inputs
 
 
 def _documents(
@@ -61,26 +59,6 @@ def _documents(
 ) -> Workload:
     found = longdoc(documents, requests=requests, seed=seed, **more)
     return set_priority(found, priority) if priority else found
-
-
-# -- what is off -----------------------------------------------------------------------------------
-def perturbed(inputs: Inputs, part: str, factor: float) -> Inputs:
-    """`inputs` with `part` of the profile (an argument of `Profile.scaled`) multiplied by `factor`.
-    Requests and objectives stay those of the profile as it is; policies know the changed one. KV
-    room, also one that was set, grows as the profile's."""
-    if factor == 1.0:
-        return inputs
-    was = inputs.hardware
-    profile = was.profile.scaled(**{part: factor})
-    blocks = was.num_blocks * profile.num_gpu_blocks // was.profile.num_gpu_blocks
-    limits = replace(
-        was.limits, max_model_len=min(was.limits.max_model_len, blocks * was.block_tokens)
-    )
-    model = profile.model(limits.max_num_seqs)
-    return replace(
-        inputs,
-        hardware=replace(was, profile=profile, model=model, limits=limits, num_blocks=blocks),
-    )
 
 
 # -- a run that lasts as long as its online requests -----------------------------------------------

@@ -179,12 +179,6 @@ def plain(name: str, form: str) -> Cell:
     return lambda row: "" if pd.isna(row[name]) else format(row[name], form)
 
 
-def signed(value: float, half: float, unit: str) -> str:
-    """`+1.2 ± 0.3 %` of a share."""
-    spread = f" ± {100 * half:.1f}" if np.isfinite(half) else ""
-    return f"{100 * value:+.1f}{spread}{unit}"
-
-
 @dataclass(frozen=True)
 class Text:
     """Markdown of a table of a figure, for its report.md.

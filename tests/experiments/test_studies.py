@@ -82,11 +82,6 @@ def test_columns_are_numbers_of_the_summary():
     assert 0 <= row["left"] < 30 and 0 < row["span_s"] < 3
 
 
-def test_a_part_of_the_profile_may_be_off():
-    columns = {"s": "mean_tpot_ms"}
-    assert run({**SMALL, "off": ["step", 2.0]}, columns)["s"] > 1.5 * run(SMALL, columns)["s"]
-
-
 # -- tables ----------------------------------------------------------------------------------------
 def points() -> pd.DataFrame:
     """Two seeds, three parts: the second keeps 0.2 and 0.4 more than the first, the third as much
