@@ -23,7 +23,6 @@ from twinserve.experiments.benchmark.measure import (
     alone,
     machine,
     run_process,
-    same_results,
     simulate_command,
     timed_run,
 )
@@ -91,19 +90,6 @@ def inside(seed: int, policy: str, at_once: bool = False, **settings: Any) -> di
         "decision_us": 1e6 * timing["decision_mean_s"],
         "decision_p99_us": 1e6 * timing["decision_p99_s"],
     }
-
-
-@alone
-def both_paths(seed: int, policy: str, **settings: Any) -> dict[str, float]:
-    """Runs of identical decode steps executed at once, against every step planned by itself."""
-    config = SimulationConfig(policy=(policy,), **settings)
-    _, fast = timed_run(config)
-    _, exact = timed_run(config.model_copy(update={"exact": True}))
-    if not same_results(fast, exact):
-        raise BenchmarkError(f"policy {policy}: the fast path and --exact gave different results")
-    fast_s, exact_s = fast.timing["wall_s"], exact.timing["wall_s"]
-    steps = len(fast.rows.steps)
-    return {"steps": steps, "fast_s": fast_s, "exact_s": exact_s, "ratio": exact_s / fast_s}
 
 
 @alone
@@ -233,12 +219,6 @@ FIGURES = [
         inside,
         "policy",
         "requests",
-    ),
-    _figure(
-        "paths",
-        Grid({"policy": POLICIES}, MOONCAKE | {"requests": 1_000}, quick=FEW),
-        both_paths,
-        "policy",
     ),
     figure("dynamo", in_turns, compared, with_limits),
 ]

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from twinserve.errors import TwinserveError
-from twinserve.sim.results.files import RunResult, dump_json
+from twinserve.sim.results.files import RunResult
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.run import run_policy
@@ -130,15 +130,6 @@ def timed_run(config: SimulationConfig, at_once: bool = False) -> tuple[Inputs, 
         workload = inputs.workload
         inputs = replace(inputs, workload=replace(workload, arrival_s=np.zeros(len(workload))))
     return inputs, run_policy(inputs, inputs.policies[0])
-
-
-def same_results(one: RunResult, other: RunResult) -> bool:
-    """Whether two runs gave the same rows and metrics."""
-    pairs = [
-        (getattr(one.rows, name), getattr(other.rows, name))
-        for name in ("requests", "steps", "gaps")
-    ]
-    return dump_json(one.summary) == dump_json(other.summary) and all(a.equals(b) for a, b in pairs)
 
 
 def machine() -> dict:

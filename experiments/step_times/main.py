@@ -34,8 +34,6 @@ from twinserve.profiles.step_times import StepTimes, choose
 
 FORMS: tuple[StepTimes, ...] = ("roofline", "operators", "auto")
 DECODES = ("tpot", "loop")
-SMALL_BATCH = 4  # requests
-TIGHT = 0.8  # of the KV memory
 
 
 def score(points: Iterable[Measured], forms: Sequence[StepTimes] = FORMS) -> pd.DataFrame:
@@ -57,8 +55,6 @@ def score(points: Iterable[Measured], forms: Sequence[StepTimes] = FORMS) -> pd.
                     "tp": profile.tp,
                 }
                 row |= {"family": profile.gpu.family, "ran": profile.step_model.form}
-                row["room"] = point.concurrency * (point.isl + point.osl)
-                row["room"] /= profile.kv_capacity_tokens
                 ours = seconds(point, profile)
                 errors = expected_errors(profile)
                 small = point.concurrency < 32
@@ -131,19 +127,6 @@ def summary(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def groups(rows: pd.DataFrame) -> pd.DataFrame:
-    """Scored rows once for each group that they are in, as `group`."""
-    inside = {
-        "dense": rows.kind.str.startswith("dense"),
-        "mixture": rows.kind.str.startswith("mixture"),
-        "quantised": ~rows.kind.str.endswith("16 bits"),
-        "small batch": (rows.concurrency <= SMALL_BATCH) & ~rows.what.isin(("batch", "layer")),
-        "burst": rows.what == "batch",
-        "tight memory": rows.room > TIGHT,
-    }
-    return pd.concat([rows[of].assign(group=name) for name, of in inside.items()])
-
-
 HEADER = ("points", "sources", "median", "p90", "mean", "held", "width", "interval")
 
 
@@ -165,8 +148,6 @@ def markdown(rows: pd.DataFrame) -> str:
     for title, found, by in (
         ("### By kind and GPU family", good, kinds),
         ("### By source", good, ("step", "source", "form")),
-        ("### By group", groups(good), ("step", "group", "form")),
-        ("### By group, ranges of other sources", groups(unseen), ("step", "group", "form")),
         ("### All", good, ("step", "form")),
         ("### All, ranges of other sources", unseen, ("step", "form")),
     ):

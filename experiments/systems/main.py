@@ -11,8 +11,6 @@ documents-systems      those that know offline requests, with questions on share
 ladder-fit, ladder, documents, applications
                        the parts of BROS with chunks that fit, of BROS and LayerKV, of Echo, of
                        Justitia, one more at a time
-ledgers, documents-ledgers
-                       each scheduler on other KV ledgers
 everyone               every policy there is on one hybrid workload and one of applications
 saturated              every policy past saturation, with less and less memory
 
@@ -73,7 +71,7 @@ OVERLOAD = dict.fromkeys(WINDOWS, (1.25,))
 # Left out on Azure, where six of seven prompts are no longer than a chunk of `bros:chunk=2048`: the
 # same with whole prompts; and in the variants both, as runs of them take up to ten times as long.
 LEFT_OUT, LEFT_OUT_OF_VARIANTS = {"bros"}, {"bros", PARTS.CHUNK}
-# loads of ladders and ledgers: around the one from which a queue builds up
+# loads of ladders: around the one from which a queue builds up
 LADDER_LOADS = {"mooncake": (0.75, 1.0), "azure-2023": (1.0, 1.25)}
 # Azure's trace names no prefixes: with and without a cache is the same there
 UNNAMED = ("azure-2023",)
@@ -258,8 +256,6 @@ STUDY = Study(
         of_parts("documents", PARTS.DOCUMENTS, DOCUMENT_LOADS, BEFORE, BESIDE),
         of_parts("documents-systems", PARTS.DOCUMENT_SYSTEMS, DOCUMENT_LOADS, FIRST, BESIDE),
         APPLICATIONS_FIGURE,
-        of_parts("ledgers", PARTS.LEDGERS, LADDER_LOADS, FIRST),
-        of_parts("documents-ledgers", PARTS.DOCUMENT_LEDGERS, DOCUMENT_LOADS, FIRST, BESIDE),
         figure("everyone", everyone, run, Table(("workload", "policy"))),
         figure(
             "saturated",

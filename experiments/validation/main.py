@@ -31,7 +31,6 @@ from twinserve.experiments.validation.runs import (
     read_run,
     simulate,
     simulated_samples,
-    simulated_series,
 )
 from twinserve.experiments.validation.step_times import validate_events
 from twinserve.profiles.measured.step_files import read_steps
@@ -66,7 +65,6 @@ def validate_run(truth: Path, case: Case, form: str | None = None) -> list[dict[
 
     real_s               measured mean
     mean, p50 ..         error of the statistic; theirs_NAME: LLMServingSim 2's, where published
-    NAME_apart           mean distance of `simulated_series` from the measured one
     preemptions, blocks  of the simulation; ours_end_s, real_end_s: the last token
     """
     run = read_run(truth, case)
@@ -74,16 +72,12 @@ def validate_run(truth: Path, case: Case, form: str | None = None) -> list[dict[
     rows = simulate(run, profile)
     table = errors(run.samples, simulated_samples(rows))
     blocks = blocks_of(run, profile)
-    series = simulated_series(rows, blocks, run.series.t.to_numpy(float))
     about = {
         "profile": profile.name,
         "blocks": blocks,
         "preemptions": int(rows.requests.recomputes.sum()),
         "real_end_s": float(run.requests.last_token_s.max()),
         "ours_end_s": float(rows.requests.last_token_s.max()),
-    } | {
-        f"{name}_apart": float(np.abs(series[name] - run.series[name]).mean())
-        for name in ("running", "waiting", "kv_cache_pct")
     }
     return [
         {"metric": metric, "real_s": float(found.real_s.iloc[0])}

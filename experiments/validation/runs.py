@@ -250,20 +250,3 @@ def errors(real: dict[str, np.ndarray], ours: dict[str, np.ndarray]) -> pd.DataF
     ]
     table = pd.DataFrame(rows, columns=["metric", "statistic", "real_s", "ours_s"])
     return table.assign(error=table.ours_s / table.real_s - 1.0)
-
-
-def simulated_series(rows: RunRows, num_blocks: int, seconds: np.ndarray) -> pd.DataFrame:
-    """Requests running and waiting, and the share of KV blocks in use (per cent), at each of
-    `seconds`, all replicas."""
-    total = pd.DataFrame({"t": seconds, "running": 0.0, "waiting": 0.0, "kv_cache_pct": 0.0})
-    groups = list(rows.steps.groupby("replica"))
-    for _, steps in groups:
-        at = np.clip(np.searchsorted(steps.start_s.to_numpy(), seconds, side="right") - 1, 0, None)
-        over = seconds > steps.end_s.to_numpy()[-1]
-        for name, column, scale in (
-            ("running", "running", 1.0),
-            ("waiting", "waiting", 1.0),
-            ("kv_cache_pct", "kv_used_blocks", 100.0 / num_blocks / len(groups)),
-        ):
-            total[name] += np.where(over, 0.0, steps[column].to_numpy()[at] * scale)
-    return total

@@ -125,7 +125,6 @@ def test_the_study_has_tables(points, monkeypatch):
     printed = main.markdown(rows)
     assert "### By kind and GPU family" in printed and "| decode | dense 16 bits |" in printed
     assert "### Not scored" in printed
-    assert "### By group, ranges of other sources" in printed
 
 
 @pytest.mark.slow

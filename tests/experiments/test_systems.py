@@ -8,14 +8,13 @@ from twinserve.experiments.study.runs import run
 from twinserve.experiments.study.study import Scale
 from twinserve.experiments.systems import main as systems
 from twinserve.experiments.systems import saturated
-from twinserve.policies.registry import parse_policy, policy_class, policy_names
+from twinserve.policies.registry import parse_policy, policy_names
 from twinserve.sim.setup.objectives import parse_objectives
 
 PARTS = systems.PARTS
 GROUPS = {
     "ladder-fit": PARTS.FIT_LADDER, "ladder": PARTS.LADDERS, "prefixes": systems.PREFIXES,
-    "ledgers": PARTS.LEDGERS, "documents": PARTS.DOCUMENTS,
-    "documents-systems": PARTS.DOCUMENT_SYSTEMS, "documents-ledgers": PARTS.DOCUMENT_LEDGERS,
+    "documents": PARTS.DOCUMENTS, "documents-systems": PARTS.DOCUMENT_SYSTEMS,
 }  # fmt: skip
 
 
@@ -116,16 +115,6 @@ def test_each_system_is_there_with_a_prefix_cache_and_without():
         assert {part[1] for part in group.values()} == {name == "prefix cache"}
     # only a trace that names prefixes can tell the difference
     assert set(axes_of("prefixes", Scale())["trace"]) == {"mooncake"}
-
-
-def test_each_system_is_tried_on_another_ledger():
-    for system in ("bros", "echo", "layerkv", "justitia"):
-        own = policy_class(system).default_kv
-        kinds = {
-            parse_policy(policy).kv_name
-            for _, _, policy, _ in parts_of({system: PARTS.LEDGERS[system]})
-        }
-        assert own in kinds and len(kinds) > 1
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -233,11 +222,6 @@ def test_what_has_a_prefix_cache_finds_prefixes(found):
     prefixes = table(found, "prefixes")
     hits = prefixes.set_index("system").prefix_hit_rate
     assert (hits["prefix cache"] > 0).all() and (hits["no prefix cache"] == 0).all()
-    rows = pd.concat([table(found, "ledgers"), table(found, "documents-ledgers")])
-    rows = rows[rows.trace == "mooncake"]
-    cached = rows.part.isin(["paged, prefix cache", "task-aware"])
-    assert cached.any() and (rows.prefix_hit_rate[cached] > 0).all()
-    assert (rows.prefix_hit_rate[rows.part == "no prefix cache"] == 0).all()
     assert (table(found, "documents").prefix_hit_rate > 0).all()
 
 

@@ -22,7 +22,6 @@ from twinserve.experiments.validation.runs import (
     read_run,
     simulate,
     simulated_samples,
-    simulated_series,
     workload,
 )
 from twinserve.profiles.profile import load_profile
@@ -114,17 +113,6 @@ def test_prefix_blocks_are_shared_and_an_open_block_is_not(tmp_path):
     assert len(own) == len(load.prefix.ids) - 4 * len(load)
     assert simulate(run, profile_of(run)).requests.hit_tokens.iloc[1:].max() == 64
     assert load.arrival_s.min() == 0.0
-
-
-def test_the_time_series_counts_what_runs(tmp_path):
-    _write_run(tmp_path, CASE, _requests())
-    run = read_run(tmp_path, CASE)
-    rows = simulate(run, profile_of(run))
-    end = float(rows.steps.end_s.max())
-    series = simulated_series(rows, 1000, np.array([end / 2, end + 1]))
-    at = rows.steps[(rows.steps.start_s <= end / 2)].iloc[-1]
-    assert series.running.tolist() == [at.running, 0]
-    assert series.kv_cache_pct.iloc[0] == pytest.approx(at.kv_used_blocks / 10)
 
 
 def _ends_within(rows) -> int:
@@ -223,7 +211,6 @@ def test_measured_runs(index):
         assert error > aim or limit == aim, (
             f"{metric} meets its aim now: take it out of MISSED and mend the docs"
         )
-    assert report["TPOT"]["running_apart"] < 6
     assert not any(np.isnan(report["TPOT"][f"theirs_{name}"]) for name in STATISTICS)
 
 
