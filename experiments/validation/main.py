@@ -119,8 +119,7 @@ def of_events(run: str, form: str, seed: int) -> list[dict[str, Any]]:
     """A row for each range of sizes: of decodes alone, of steps with prompts, and of tokens counted
     a second."""
     found = validate_events(truth_folder(), BY_LABEL[run], form)
-    rows = [{"part": part} | row for part in ("decode", "prompt", "counted") for row in found[part]]
-    return [{**row, **found["links"]} for row in rows]
+    return [{"part": part} | row for part in ("decode", "prompt", "counted") for row in found[part]]
 
 
 def whole(points: pd.DataFrame) -> pd.DataFrame:

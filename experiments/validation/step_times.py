@@ -1,14 +1,22 @@
-"""Step times read off a run's events, and a model's for the same batches."""
+"""Step times read off a run's events, and a model's for the same batches.
+
+A run records when each request was queued, first scheduled, and got its first and last token. Each
+of these times is the end of some step, and what the requests did tells how many steps lie between
+two of them. `intervals.json` has the stretches whose steps and batches follow; `made` says
+which code read them off.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import curve_fit
 
-from twinserve.experiments.validation.events import Events, intervals, read_events, shortage
 from twinserve.experiments.validation.runs import Case, MeasuredRun, model_of, profile_of, read_run
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 
@@ -17,10 +25,49 @@ TOKENS = (0, 256, 512, 768, 1024, 1280, 1536, 1792, 2047, 2048)
 NEAREST = 9  # stretches of decodes that tell the real time of a decode step beside a prompt
 MOST_BESIDE = 3
 WARM_S = 1.0  # the first steps of an engine load kernels
+SAMPLE_S = 0.25  # the time series is that much off the events: it counts once a step
+SCARCE_PCT = 95.0
+INTERVALS = Path(__file__).with_name("intervals.json")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Between two neighbouring ends of steps. real_s: seconds; works: its steps, in order."""
+
+    start_s: float
+    real_s: float
+    works: list[StepComposition]
+
+    @property
+    def prompts(self) -> list[StepComposition]:
+        return [work for work in self.works if len(work.prefill_new)]
+
+
+def intervals(case: Case) -> Iterator[Interval]:
+    """All stretches of a run whose steps and batches the events tell, in order of time."""
+    kept = json.loads(INTERVALS.read_text(encoding="utf-8"))["runs"]
+    for start_s, real_s, steps in kept[case.label]:
+        works = [
+            StepComposition(*decodes, np.array(new, np.int64), np.array(resident, np.int64))
+            for *decodes, new, resident in steps
+        ]
+        yield Interval(start_s, real_s, works)
+
+
+def shortage(run: MeasuredRun) -> np.ndarray:
+    """Seconds of the time series at which requests may have been preempted: more had begun than
+    ran, or blocks were scarce."""
+    r, t = run.requests, run.series.t.to_numpy(float)
+    alive = np.array(
+        [((r.first_token_s < x - SAMPLE_S) & (r.last_token_s > x + SAMPLE_S)).sum() for x in t]
+    )
+    return t[
+        (alive > run.series.running.to_numpy()) | (run.series.kv_cache_pct.to_numpy() > SCARCE_PCT)
+    ]
 
 
 def step_times(
-    run: MeasuredRun, events: Events, model: StepTimeModel, skip_s: float = WARM_S
+    run: MeasuredRun, found: Iterable[Interval], model: StepTimeModel, skip_s: float = WARM_S
 ) -> pd.DataFrame:
     """A row for each interval with no prompt, or one step with prompts and at most MOST_BESIDE
     others.
@@ -31,25 +78,25 @@ def step_times(
     batches that decode alone.
     """
     rows, budget = [], run.arguments["max_num_batched_tokens"]
-    for found in intervals(run, events):
-        prompts = found.prompts
+    for one in found:
+        prompts = one.prompts
         # the prompt cannot have been where it was put
-        if any(work.new_tokens > budget for work in found.works):
+        if any(work.new_tokens > budget for work in one.works):
             continue
         if (
-            found.start_s < skip_s
+            one.start_s < skip_s
             or len(prompts) > 1
-            or (prompts and len(found.works) > 1 + MOST_BESIDE)
+            or (prompts and len(one.works) > 1 + MOST_BESIDE)
         ):
             continue
-        seconds = [model.step_seconds(work) for work in found.works]
-        step = (prompts or found.works)[0]
+        seconds = [model.step_seconds(work) for work in one.works]
+        step = (prompts or one.works)[0]
         mine = model.step_seconds(step) if prompts else sum(seconds)
         context = step.decode_context / max(step.decode_requests, 1)
         tokens = step.new_tokens if prompts else 0
         comm = model.allreduce_seconds(step)
-        row = (found.start_s, len(seconds), step.decode_requests, context, tokens, comm * 1e3)
-        rows.append((*row, found.real_s, mine, sum(seconds) - mine))
+        row = (one.start_s, len(seconds), step.decode_requests, context, tokens, comm * 1e3)
+        rows.append((*row, one.real_s, mine, sum(seconds) - mine))
     names = [
         "start_s",
         "steps",
@@ -171,16 +218,14 @@ def counted(run: MeasuredRun, model: StepTimeModel) -> dict:
 
 
 def validate_events(truth: Path, case: Case, form: str | None = None) -> dict:
-    """What can be read off one run: rows of `by_range` of decodes alone and of steps with prompts;
-    that of `counted`; how many links between times are news, agree and contradict."""
+    """What can be read off one run: rows of `by_range` of decodes alone and of steps with prompts,
+    and that of `counted`."""
     run = read_run(truth, case)
     profile = profile_of(run, form)
     model = model_of(run, profile)
-    events = read_events(run, profile)
-    table = step_times(run, events, model)
+    table = step_times(run, intervals(case), model)
     return {
         "decode": by_range(table[table.tokens == 0], "decodes", DECODES),
         "prompt": by_range(table[table.tokens > 0], "tokens", TOKENS),
         "counted": [found] if (found := counted(run, model)) else [],
-        "links": {name: events.links[name] for name in ("news", "agrees", "contradicts")},
     }
