@@ -75,9 +75,9 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 @alone
-def inside(seed: int, policy: str, at_once: bool = False, **settings: Any) -> dict[str, float]:
-    """A run's own timings (timing.json, docs/metrics.md). at_once: all requests arrive at 0."""
-    _, result = timed_run(SimulationConfig(policy=(policy,), **settings), at_once)
+def inside(seed: int, policy: str, **settings: Any) -> dict[str, float]:
+    """A run's own timings (timing.json, docs/metrics.md)."""
+    _, result = timed_run(SimulationConfig(policy=(policy,), **settings))
     timing, count = result.timing, len(result.rows.requests)
     seconds = timing["wall_s"] + timing["metrics_s"]
     return {
@@ -172,13 +172,6 @@ WHOLE = ("wall_s", "cpu_s")
 FIGURES = [
     MACHINE,
     _figure(
-        "pages",
-        Grid({"command": {f"simulate --{page}": {page: True} for page in ("version", "help")}}),
-        whole,
-        "command",
-        spread=WHOLE,
-    ),
-    _figure(
         "process",
         Grid({"policy": ON_TRACE}, {**MOONCAKE, "quiet": True}, quick=FEW),
         whole,
@@ -203,17 +196,6 @@ FIGURES = [
             {"policy": POLICIES, "requests": (1_000, 3_000, 10_000, 30_000, 100_000)},
             SHAREGPT,
             quick={"requests": lambda n: n // 50},
-            few={"requests": 2},
-        ),
-        inside,
-        "policy",
-        "requests",
-    ),
-    _figure(
-        "queue",
-        Grid(
-            {"policy": POLICIES, "requests": (10, 100, 1_000, 10_000)},
-            {**SHAREGPT, "at_once": True},
             few={"requests": 2},
         ),
         inside,

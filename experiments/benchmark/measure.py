@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache, wraps
 from importlib.metadata import version
 from pathlib import Path
@@ -123,12 +122,9 @@ def alone(work: Callable) -> Callable:
     return pinned
 
 
-def timed_run(config: SimulationConfig, at_once: bool = False) -> tuple[Inputs, RunResult]:
-    """One policy's run in this process. at_once: all requests are submitted at time 0."""
+def timed_run(config: SimulationConfig) -> tuple[Inputs, RunResult]:
+    """One policy's run in this process."""
     inputs = resolve(config)
-    if at_once:
-        workload = inputs.workload
-        inputs = replace(inputs, workload=replace(workload, arrival_s=np.zeros(len(workload))))
     return inputs, run_policy(inputs, inputs.policies[0])
 
 

@@ -89,12 +89,6 @@ def cache_claims(table: pd.DataFrame) -> list[Claim]:
     return found
 
 
-def sharing_claims(table: pd.DataFrame) -> list[Claim]:
-    """x3.3 where decodes on one document read it once."""
-    rows = rows_of(table[table.policy != "BS"], shared_prefix=True)
-    return [tell("sharing", _keeping(row), row) for row in rows]
-
-
 def setting_claims(table: pd.DataFrame) -> list[Claim]:
     """Compare each variant with x3.3, objectives kept. Each is labelled, none is a default."""
     return [

@@ -157,13 +157,6 @@ STUDY = Study(
             claims.cache_claims,
         ),
         served(
-            "shared",
-            points.SHARED,
-            tables.BESIDE_EACH,
-            Bars("policy", "shared_prefix", SPEEDUP, group="pool"),
-            claims.sharing_claims,
-        ),
-        served(
             "settings",
             points.SETTINGS,
             tables.beside_bs("change"),

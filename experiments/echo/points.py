@@ -143,17 +143,6 @@ CACHES = grid(
     pool=SHORT,
     documents=DOCUMENTS,
 )
-# Reading a document once for all decodes on it; without it the runs are those of Fig. 6, but for
-# the estimate that is corrected.
-SUM = {"estimator": "echo-sum"}
-SHARING = {
-    "BS": {"policy": BS},
-    "Echo": {"policy": f"{ECHO}:slo=gap", **SUM},
-    "Echo, estimate corrected": {"policy": f"{ECHO}:slo=gap,feedback=0.2", **SUM},
-}
-ONCE = {False: {}, True: {"shared_prefix": True}}
-SHARED = grid({"pool": (SHORT, "toolbench"), "policy": SHARING, "shared_prefix": ONCE}, {"pool": 1})
-
 # -- one setting at a time -------------------------------------------------------------------------
 GAP = "TPOT bounds gaps"
 SUMS = f"sums, {GAP}"

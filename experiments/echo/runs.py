@@ -171,11 +171,10 @@ def _run(
     submitted_s: float = 0.0,
     history_s: float = HISTORY_S,
     refill: bool = False,
-    shared_prefix: bool = False,
 ) -> tuple[Samples, RunResult]:
     """As `_simulate`. pool: None: online requests alone. requests: of the pool, instead of POOLS.
     budget: tokens of a step. documents, submitted_s: see `offline`. refill: the pool is
-    `refilled`. shared_prefix: attention reads once what decodes share."""
+    `refilled`."""
     load = day(minutes, seed, peak_rate, burstiness)
     if pool is not None and refill:
         load = merge(load, refilled(pool, seed, requests or REFILLED))
@@ -189,7 +188,6 @@ def _run(
         estimator=estimator,
         num_blocks=num_blocks,
         max_num_batched_tokens=budget,
-        shared_prefix=shared_prefix,
     )
 
 

@@ -60,16 +60,6 @@ BESIDE_LRU = Table(
     ("order",),
     derived={"drop": lambda runs: runs.hit_rate_trough - runs.hit_rate_peak},
 )
-# Offline tokens/s over those without attention that reads shared prefixes once (`gain`), and over
-# those of BS with the same attention (`speedup`).
-BESIDE_EACH = Table(
-    ("pool", "policy", "shared_prefix"),
-    ("offline_tps", "gain", "speedup", *ONLINE, "hit_rate", "step_ms"),
-    {"gain": TOKENS},
-    {"shared_prefix": False},
-    ("pool", "policy"),
-    also=(Against({"speedup": TOKENS}, {"policy": "BS"}, ("pool", "shared_prefix")),),
-)
 
 
 def quantiles(points: pd.DataFrame) -> pd.DataFrame:

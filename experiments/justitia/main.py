@@ -20,7 +20,6 @@ from twinserve.experiments.justitia.runs import (
     compare,
     elephant,
     lengths,
-    misjudged,
     two_mergers,
 )
 from twinserve.experiments.study.curves import Bars, lines_of, of_runs, one_seed, ylog
@@ -207,13 +206,6 @@ FIG11 = Grid(
     quick={"mice": lambda mice: min(mice, 6)},
     least_seeds=FAIR_SEEDS,
 )
-MISJUDGED = Grid(
-    {"policy": (JUSTITIA, f"{JUSTITIA},correct=true", SRJF, "vtc"), "factor": (1, 12)},
-    {"mice": 600},
-    where=lambda at: at["factor"] == 1 or at["policy"].startswith("justitia"),
-    quick={"mice": 6},
-    least_seeds=FAIR_SEEDS,
-)
 TABLE3 = Grid(
     {"queue": {queue: {"resort": queue != "heap"} for queue in QUEUES}, "a_minute": QUEUES["heap"]},
     {"policy": "justitia", "minutes": 3.0},
@@ -341,13 +333,6 @@ STUDY = Study(
             compare,
             tables.OF_OURS,
             OURS,
-        ),
-        figure(
-            "misjudged",
-            MISJUDGED,
-            misjudged,
-            Table(("policy", "factor"), ("elephant_s", "mice_s"), prepared=tables.named),
-            Bars("policy", "factor", {"elephant_s": "the large application ends, s"}),
         ),
     ],
     claims.ABSENT,

@@ -250,7 +250,7 @@ def _spread(values: np.ndarray) -> float:
     return float(values.std() / values.mean())
 
 
-# -- Fig. 11, and a demand that is wrong -----------------------------------------------------------
+# -- Fig. 11 --------------------------------------------------------------------------------------
 MICE = ("KBQAV", "CC", "ALFWI")
 
 
@@ -299,20 +299,3 @@ def fair_end(workload: Workload, ends_s: np.ndarray, M: int) -> tuple[float, flo
     path = pd.Series(outputs[mine]).groupby(workload.stage[mine]).max()
     bound = gps + path.sum() + demands[0] / M + (len(path) + 1) * outputs.max()
     return seconds_at(gps, ends_s), seconds_at(bound, ends_s)
-
-
-def misjudged(policy: str, mice: int, seed: int, factor: float) -> dict:
-    """A `crowd_of` with a summary a 36th as large as drawn, in 400 blocks; the demand of the
-    summary is believed to be `factor` times what it is. Columns as of `elephant`."""
-    workload = crowd_of(mice, seed, {"large": 1 / 36})
-    inputs = inputs_of(workload, [policy], seed, LLAMA_7B, {"num_blocks": 400})
-    simulation = Simulation(inputs, inputs.policies[0])
-    predictor = simulation.engines[0].core.policy.predictor
-    if predictor is not None:
-        known = predictor.application
-
-        def believed(application, cost):
-            return known(application, cost) * (1 if application.group else factor)
-
-        predictor.application = believed
-    return {"policy": policy, **_elephant_and_mice(workload, run_simulation(simulation).rows)}

@@ -175,17 +175,6 @@ def _above_one(name: str, rows: Sequence[Row], directed: bool = False, **of: Any
     return tell(name, verdict, said=said, directed=directed, **of)
 
 
-def link_claims(table: pd.DataFrame) -> list[Claim]:
-    """Fig. 5 at four and eight ranks, by the rate of their all-reduces."""
-    found = []
-    for (context, factor), part in table.groupby(["context", "allreduce"], sort=False):
-        for variant in ("LayerKV", "no Algorithm 1"):
-            setting = f"all-reduces at {factor:g} times the profile's rate; {variant}"
-            rows = rows_of(part.sort_values("tp"), variant=variant)
-            found.append(_above_one("links", rows, context=context, setting=setting))
-    return found
-
-
 def rate_claims(table: pd.DataFrame) -> list[Claim]:
     found = _up_to(table, "rates", "ttft_gain", lambda gain: gain.beside(69, 1.0))
     return found + _throughput(table, "lower_throughput", lambda change: -1 * change)

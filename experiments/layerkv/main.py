@@ -58,15 +58,6 @@ def bars(group: str, *more: str, named: Callable[[object], str] = str) -> Callab
     return draw
 
 
-def _degree(row: pd.Series) -> str:
-    return f"{row.tp} GPUs, {row.context:,} tokens, all-reduces x {row.allreduce:g}"
-
-
-def _links(canvas: Canvas, table: pd.DataFrame, found: pd.DataFrame) -> None:
-    table = table.assign(engine=[_degree(row) for row in table.itertuples()])
-    bars("engine")(canvas, table, found)
-
-
 # -- figures ---------------------------------------------------------------------------------------
 _figure = titled(claims.TEXTS.TITLES)
 
@@ -107,13 +98,6 @@ STUDY = Study(
             claims.BY_DEGREE,
             lines("context", TTFT | THROUGHPUT, "tp", "degree of parallelism", title=TOKENS),
             claims.degree_claims,
-        ),
-        figure(
-            "links",
-            points.LINKS,
-            beside_vllm("context", "tp", "allreduce", "variant"),
-            _links,
-            claims.link_claims,
         ),
         figure(
             "parking",
@@ -165,17 +149,5 @@ STUDY = Study(
             bars("rate", *TTFT, *[*MISSED][1:], named=f"{{:g}} {RATE}".format),
         ),
         figure("contention", points.CONTENTION, beside_vllm("engine", "variant"), bars("engine")),
-        figure(
-            "higher",
-            points.OF_HIGHER,
-            beside_vllm("engine", "variant"),
-            bars("engine", *THROUGHPUT, *TPOT, "recomputes"),
-        ),
-        figure(
-            "settings",
-            points.SETTINGS,
-            beside_vllm("varied", "value", "policy"),
-            lines("varied", MEANS, "value", " "),
-        ),
     ],
 )

@@ -18,7 +18,6 @@ from twinserve.experiments.layerkv.runs import (
     MODELS,
     NO_SLO,
     OUTPUT,
-    SAVABLE,
     VLLM,
 )
 from twinserve.experiments.study.claims import texts
@@ -28,8 +27,7 @@ LLAMA, YI, LARGE = MODELS
 ENGINES = {model: {"model": model, "tp": tp} for model, tp in MODELS.items()}
 DATA = texts(__file__, "data.yaml")
 SWEEPS, REQUESTS, RULES = DATA.SWEEPS, DATA.REQUESTS, DATA.RULES
-PARKED, VARIED = DATA.PARKED, DATA.VARIED
-LINKED, SHARING, HIGHER = DATA.LINKED, DATA.SHARING, DATA.HIGHER
+PARKED, SHARING = DATA.PARKED, DATA.SHARING
 DEGREES = (2, 4, 8)
 ALL = (VLLM, *CELLS, NO_SLO)
 # prompts of one length, 1 request/s, beside an engine for the longest; and ShareGPT lengths
@@ -100,30 +98,7 @@ BY_REQUESTS = grid(
     lambda requests: requests // 4,
     few={"context": (4096,), "requests": 2},
 )
-SETTINGS = grid(
-    {
-        ("varied", "value"): {
-            (label, value): {**fixed(context)[context], name: value}
-            for label, (context, name, values) in VARIED.items()
-            for value in values
-        },
-        "policy": (VLLM, "layerkv", SAVABLE),
-    },
-    ENGINES[LLAMA] | FIXED,
-    few={("varied", "value"): [(label, values[-1]) for label, (*_, values) in VARIED.items()]},
-)
-
 # -- several GPUs ----------------------------------------------------------------------------------
-LINKS = grid(
-    {
-        "context": fixed(1024, 4096),
-        "tp": DEGREES[1:],
-        "allreduce": (1.0, 4.0, 16.0),
-        "variant": LINKED,
-    },
-    {"model": YI, **FIXED},
-    few={"context": (4096,), "allreduce": 2},
-)
 # Prompts that do not fit, KV transfers and all-reduces on one link: no Algorithm 1, so that memory
 # binds and layers move. Model and degree -> all-reduces' share of a prompt's time
 # (`allreduce_seconds` of the profile's model over `step_seconds`).
@@ -139,16 +114,4 @@ CONTENTION = grid(
     },
     FIXED | fixed(4096)[4096],
     few={("engine", "variant"): len(SHARING)},
-)
-WHERE_HIGHER = ((LARGE, 512), (LARGE, 4096), (YI, 1024), (YI, 16384))
-OF_HIGHER = grid(
-    {
-        "engine": {
-            f"{model}, {context:,} tokens": ENGINES[model] | fixed(context)[context]
-            for model, context in WHERE_HIGHER
-        },
-        "variant": HIGHER,
-    },
-    FIXED,
-    few={"engine": 1},
 )

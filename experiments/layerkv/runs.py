@@ -9,7 +9,6 @@ measured.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +60,10 @@ def _blocks_left(llm: ModelSpec, gpu: GpuSpec, tp: int, tokens: int, requests: i
     return int(left // (16 * llm.rank_kv_bytes_per_token(tp)))
 
 
-def testbed(
-    model: str,
-    tp: int,
-    longest: int,
-    memory: float = 1.0,
-    link: float | None = None,
-    allreduce: float = 1.0,
-) -> Profile:
-    """A profile of `tp` L20s for inputs of up to `longest` tokens. memory: factor on the KV blocks;
-    link: on the PCIe rate, by default what sharing a link leaves; allreduce: on the rate of
-    all-reduces alone."""
+def testbed(model: str, tp: int, longest: int) -> Profile:
+    """A profile of `tp` L20s for inputs of up to `longest` tokens. From two on, they share links
+    to the host."""
     gpu = find_gpu("l20")
-    gpu = replace(gpu, pcie_bytes_per_s=gpu.pcie_bytes_per_s * allreduce)
     budget = max(longest, 2048)
     profile = derive_profile(
         model,
@@ -84,8 +74,7 @@ def testbed(
         num_gpu_blocks=_blocks_left(find_model(model), gpu, tp, budget),
         num_gpu_blocks_source="derived",
     )
-    shared = (1.0 if tp == 1 else 0.5) if link is None else link
-    return profile.scaled(kv=memory, pcie=shared / allreduce)
+    return profile.scaled(pcie=1.0 if tp == 1 else 0.5)
 
 
 def serve(
@@ -97,11 +86,7 @@ def serve(
     requests: int,
     policy: str,
     seed: int,
-    memory: float = 1.0,
-    link: float | None = None,
-    tpot_s: float = TPOT_S,
     contention: bool = True,
-    allreduce: float = 1.0,
 ) -> dict[str, Any]:
     """One run of one policy over `requests` Poisson arrivals at `rate` a second.
 
@@ -109,11 +94,10 @@ def serve(
              fixed:PROMPT,OUTPUT
     longest  tokens of the longest input that the engine is configured for
     contention  all-reduces go over the link of the KV transfers
-    allreduce  factor on the rate at which all-reduces alone go over the link
     """
-    profile = testbed(model, tp, longest, memory, link, allreduce)
+    profile = testbed(model, tp, longest)
     settings = {"trace": lengths, "rate": rate, "requests": requests, "seed": seed}
-    settings |= {"slo": f"ttft={TTFT_S:g},tpot={tpot_s:g}", "pcie_contention": contention}
+    settings |= {"slo": f"ttft={TTFT_S:g},tpot={TPOT_S:g}", "pcie_contention": contention}
     if not lengths.startswith("fixed:"):
         settings["cap_length"] = LONGEST_SHAREGPT
     host = int(HOST_BYTES_PER_GPU * tp // (profile.kv_bytes_per_token * profile.block_tokens))

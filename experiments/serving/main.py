@@ -3,10 +3,9 @@
 price    what a policy costs, and gains, when an engine is served with it: real-time requests arrive
          in a flood of best-effort ones, and vLLM's own scheduler gets the same flood at the same
          time. docs/serving.md has the table.
-predict, plan
-         what an operator does, from end to end: measure a server with its own benchmark, calibrate
-         from those files, and hold what is then predicted and planned against the server again.
-         docs/calibrate.md and docs/plan.md have the results.
+plan     what an operator does, from end to end: measure a server with its own benchmark, calibrate
+         from those files, and hold what is then planned against the server again. docs/plan.md has
+         the results.
 
 Needs vLLM. Seeds are repeats.
 """
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 from twinserve.experiments.benchmark.main import MACHINE
@@ -113,16 +111,6 @@ def price(
 
 
 # -- an operator's whole way -----------------------------------------------------------------------
-def predict(repeats: int) -> list[dict]:
-    """Another load, predicted from the benchmark file of one load, and measured. A row for each
-    repeat and metric, ms."""
-    from twinserve.experiments.serving.predict import predict as work  # vLLM comes along
-
-    installed_vllm()
-    with tempfile.TemporaryDirectory() as folder:
-        return work(Path(folder), repeats, say).to_dict("records")
-
-
 def plan(repeats: int, requests: int) -> list[dict]:
     """What one replica keeps by a plan of a trace of so many requests, and the planned server at
     `SHARES` of that, by turns."""
@@ -133,17 +121,6 @@ def plan(repeats: int, requests: int) -> list[dict]:
         found, rows = planned(Path(folder), requests, SHARES, repeats, say)
     command = f"vllm serve small {' '.join(found.arguments)}"
     return rows.assign(limit_rps=found.rate_rps, command=command).to_dict("records")
-
-
-def errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """By metric: mean prediction and mean measurement in ms; as shares of the latter, `error` of
-    the prediction and `spread`, the farthest measured repeat from their mean."""
-    by_metric = rows.groupby("metric", sort=False)
-    found = by_metric[["predicted_ms", "measured_ms"]].mean()
-    means = by_metric["measured_ms"].transform("mean")
-    spread = (rows["measured_ms"] / means - 1).abs().groupby(rows["metric"]).max()
-    error = found["predicted_ms"] / found["measured_ms"] - 1
-    return found.assign(error=error, spread=spread).reset_index()
 
 
 STUDY = Study(
@@ -163,7 +140,6 @@ STUDY = Study(
             price,
             Medians(("served",), ("whole_s", "over_vllm", "ttft_s")),
         ),
-        Figure("predict", "Another load, predicted from a benchmark", repeats, predict, errors),
         Figure(
             "plan",
             "The planned server, below and above its limit",

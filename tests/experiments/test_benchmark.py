@@ -12,9 +12,9 @@ import pytest
 from tests.experiments.study_checks import quick_run, table
 from tests.identity.originals import python_with
 from twinserve.experiments.benchmark import main as benchmark
-from twinserve.experiments.benchmark.measure import BenchmarkError, one_core, run_process, timed_run
+from twinserve.experiments.benchmark.measure import BenchmarkError, one_core, run_process
 from twinserve.experiments.study.study import Scale
-from twinserve.sim.setup.config import SettingsError, SimulationConfig
+from twinserve.sim.setup.config import SettingsError
 
 out = quick_run(benchmark.STUDY)
 
@@ -28,7 +28,7 @@ def test_every_figure_is_in_the_report(out):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("figure", ["pages", "process", "fleets", "dynamo"])
+@pytest.mark.parametrize("figure", ["process", "fleets", "dynamo"])
 def test_whole_processes_are_measured_from_outside(out, figure):
     found = table(out, figure)
     assert (found.wall_s > 0).all() and (found.cpu_s > 0).all()
@@ -38,7 +38,7 @@ def test_whole_processes_are_measured_from_outside(out, figure):
 
 @pytest.mark.nightly
 def test_every_size_and_policy_is_there(out):
-    for figure in ("growth", "queue"):
+    for figure in ("growth",):
         found = table(out, figure)
         assert len(found) == 4 and list(found.policy.unique()) == list(benchmark.POLICIES)
         assert (found.steps >= found.decisions / 2).all() and (found.decision_us > 0).all()
@@ -87,20 +87,12 @@ def test_measured_commands_keep_their_bytecode(monkeypatch):
 def test_only_some_points(tmp_path):
     """And figures of which none is left are not run."""
     scale, only = Scale(quick=True, seeds=(0,)), ("policy=bros", "requests=1000", "requests=2")
-    benchmark.STUDY.run(("growth", "pages"), scale, tmp_path, 1, only=only)
+    benchmark.STUDY.run(("growth", "fleets"), scale, tmp_path, 1, only=only)
     (row,) = table(tmp_path, "growth").to_dict("records")
     assert (row["policy"], row["requests"], row["done"]) == ("bros", 1000, 20)
-    assert not (tmp_path / "pages").exists()
+    assert not (tmp_path / "fleets").exists()
     with pytest.raises(SettingsError, match="--only policy=none: no point"):
         benchmark.STUDY.run((), scale, tmp_path, 1, only=("policy=none",))
-
-
-def test_a_request_list_submitted_at_once_waits_in_the_queue():
-    config = SimulationConfig(trace="sharegpt", requests=30, max_num_seqs=4)
-    inputs, result = timed_run(config, at_once=True)
-    assert (result.rows.requests["arrival_s"] == 0).all()
-    assert result.summary["scheduler"]["max_waiting"] == 30 - 4
-    assert inputs.workload.arrival_s.max() == 0
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@ from twinserve.experiments.echo.runs import (
     refilled,
 )
 from twinserve.experiments.echo.tables import (
-    BESIDE_EACH,
     BESIDE_LRU,
     ONLINE,
     SHOWN,
@@ -277,26 +276,6 @@ def test_claims_of_throughput_can_differ():
         for c in points.VARIANTS
     ]
     all_differ(claims.setting_claims(measured(settings)))
-
-
-def test_what_attention_that_reads_once_gains_is_paired_by_seed():
-    rows = []
-    for seed, (bs, bs_once, each, once) in enumerate(((10.0, 20.0, 40.0, 60.0), (10, 10, 20, 50))):
-        for policy, shared, tps in (
-            ("BS", False, bs),
-            ("BS", True, bs_once),
-            ("Echo", False, each),
-            ("Echo", True, once),
-        ):
-            same = dict.fromkeys((*ONLINE, "hit_rate", "step_ms"), 1.0)
-            axes = {"pool": "p", "policy": policy, "shared_prefix": shared, "seed": seed}
-            rows.append(axes | same | {"offline_tps": float(tps)})
-    found = BESIDE_EACH(pd.DataFrame(rows)).set_index(["policy", "shared_prefix"])
-    assert found.gain[("Echo", True)] == pytest.approx((1.5 + 2.5) / 2)
-    assert found.speedup[("Echo", True)] == pytest.approx((3 + 5) / 2)
-    assert found.gain[("BS", False)] == found.speedup[("BS", True)] == 1
-    claim = {"pool": "p", "policy": "Echo", "shared_prefix": True, "speedup": 0.5, "gain": 1.0}
-    all_differ(claims.sharing_claims(measured([claim | {"attainment": 0.5}])))
 
 
 def test_every_change_of_a_setting_has_a_reason_of_its_own():

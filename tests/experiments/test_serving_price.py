@@ -4,7 +4,6 @@ tests/live."""
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from twinserve.backends.live.versions import LiveEngineError
@@ -60,7 +59,7 @@ def test_a_run_is_compared_with_that_of_vllm_beside_it(monkeypatch, capsys):
     assert "bros: it does not start" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("figure", ["price", "predict", "plan"])
+@pytest.mark.parametrize("figure", ["price", "plan"])
 def test_without_vllm_it_is_one_line(figure, tmp_path, capsys, monkeypatch):
     def missing():
         raise LiveEngineError("no vLLM is installed")
@@ -75,13 +74,3 @@ def test_without_vllm_it_is_one_line(figure, tmp_path, capsys, monkeypatch):
 def test_repeats_are_of_one_server():
     (point,) = study.repeats(Scale(seeds=(0, 1, 2)), requests=30)
     assert point.arguments == {"repeats": 3, "requests": 30}
-
-
-def test_a_prediction_is_as_far_off_as_its_mean_and_repeats_differ_by_what_they_do():
-    rows = pd.DataFrame(
-        {"metric": name, "predicted_ms": mine, "measured_ms": theirs}
-        for name, mine, theirs in (("ttft", 11.0, 8.0), ("ttft", 13.0, 12.0), ("tpot", 2.0, 4.0))
-    )
-    found = study.errors(rows).set_index("metric")
-    assert found.error.tolist() == pytest.approx([0.2, -0.5])
-    assert found.spread.tolist() == pytest.approx([0.2, 0.0])
