@@ -51,6 +51,7 @@ READERS = {
     "experiments/study/claims.py": "a part of the program",
     "experiments/study/study.py": "figures of studies",
     "experiments/validation/runs.py": OTHERS,
+    "experiments/validation/step_times.py": "a part of the program",
     "policies/parts/predictors.py": OTHERS, "profiles/front_end.py": "front ends",
     "profiles/measured/samples.py": "calibration samples",
     "profiles/measured/step_files.py": OTHERS, "profiles/models/config.py": OTHERS,
