@@ -124,7 +124,6 @@ MEMORY = Grid(
 # (shuffled, first come first served), or the scheduler chooses one after another, or it cannot
 # finish a document because questions on it are still to come -> policies
 PARTS = ("LRU", "eviction order", "and threshold")
-BY_REWARD = ("echo-bs-e-s", "echo:threshold=false", "echo")
 ARRIVAL, AT_ONCE, OVER_TIME = (
     "first come, first served",
     "by reward",

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from twinserve.policies.base import EngineLimits
 from twinserve.policies.bros.exact import BrosExactOptions, BrosExactPolicy
 from twinserve.policies.bros.parts import Urgent
 from twinserve.policies.bros.policy import BrosPolicy
@@ -45,7 +44,6 @@ OPTIONS = {
 OTHERS = PROBLEMS | {"split prompts": "bros:chunk=256", "fitted chunks": "bros:chunk=fit"}
 CAP = 1024  # tokens of a request
 MOST = 10  # requests of an iteration
-LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=8192)
 
 Pair = tuple[int, Solution, Solution]  # requests, Algorithm 1's batch, the best one
 

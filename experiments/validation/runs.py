@@ -16,8 +16,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.validation.lockstep import lockstep
+from twinserve.backends.links import PcieLink
+from twinserve.backends.lockstep import LockstepBackend, RankGroup, SharedExperts
+from twinserve.backends.simulated import SimulatedBackend
 from twinserve.policies.base import EngineLimits
+from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.registry import parse_policy
 from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.profile import Profile, derive_profile, load_profile
@@ -25,6 +28,7 @@ from twinserve.sim.results.files import RunRows
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import Hardware
 from twinserve.sim.setup.inputs import Inputs
+from twinserve.sim.setup.replicas import BackendOf
 from twinserve.sim.setup.run import Simulation
 from twinserve.traces.workload import PrefixBlocks, Provenance, Workload, WorkloadError
 
@@ -184,6 +188,27 @@ def blocks_of(run: MeasuredRun, profile: Profile) -> int:
 def model_of(run: MeasuredRun, profile: Profile) -> StepTimeModel:
     """The profile's step times under the run's batch limit."""
     return profile.model(run.arguments["max_num_seqs"])
+
+
+def lockstep() -> BackendOf:
+    """Makes the backends of one simulation whose replicas are expert-parallel ranks, whatever their
+    profile says: its tables are of one of two."""
+    group = RankGroup("the measured ranks")
+
+    def backend(inputs: Inputs, spec, policy, ledger: KvLedger) -> SimulatedBackend:
+        hardware = inputs.hardware
+        rank = LockstepBackend(
+            ledger.table,
+            SharedExperts(hardware.model, whole=True),
+            PcieLink(hardware.profile.pcie_bytes_per_s),
+            hardware.limits,
+            layers=hardware.profile.llm.layers,
+            fast=False,
+        )
+        rank.join(group)
+        return rank
+
+    return backend
 
 
 def simulate(run: MeasuredRun, profile: Profile, policy: str = "vllm") -> RunRows:
