@@ -140,7 +140,7 @@ class Requests(Sequence[Request]):
             table.ids[row],
             int(table.output_tokens[row]),
             arrival_s,
-            {name: int(getattr(table, name)[row]) for name in ("prompt_tokens", "service_class")},
+            {name: int(getattr(table, name)[row]) for name in _KEPT},
             group=int(table.group[row]),
             order=float(table.order[row]),
             number=number,
@@ -178,4 +178,5 @@ class Requests(Sequence[Request]):
 
 
 _NOWHERE = (-1, -1)
+_KEPT = ("prompt_tokens", "service_class", "stage")
 _CARRIED = ("output_tokens", "first_token_s", "last_token_s", "late_tokens")

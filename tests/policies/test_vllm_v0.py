@@ -9,6 +9,23 @@ from twinserve.policies.plan import StepPlan
 from twinserve.policies.registry import parse_policy
 
 
+def test_prefills_go_first_and_alone():
+    desk = Desk("vllm-v0", 100)
+    desk.submit("a", 4, 3)
+    assert desk.step().scheduled == {"a": 4}
+    desk.submit("b", 4, 2)
+    assert desk.scheduled(3) == [{"b": 4}, {"a": 1, "b": 1}, {"a": 1}]
+    assert not desk.stepper.core.active
+
+
+def test_prompts_are_whole_and_share_the_token_budget():
+    limits = EngineLimits(max_num_seqs=8, max_model_len=8)
+    desk = Desk("vllm-v0:max_num_batched_tokens=10", 100, limits=limits)
+    for name in "abc":
+        desk.submit(name, 4, 2)
+    assert desk.scheduled(3) == [{"a": 4, "b": 4}, {"c": 4}, {"a": 1, "b": 1, "c": 1}]
+
+
 def test_the_default_budget_is_the_longest_request_but_2048_at_least():
     short, long = (EngineLimits(max_model_len=n) for n in (100, 5000))
     assert parse_policy("vllm-v0").build(short).token_budget == 2048
@@ -31,12 +48,38 @@ def test_a_budget_below_the_models_limit_is_none_of_its_business():
     assert policy.traits.prompt_limit[0] == policy.token_budget == 100
 
 
+def test_a_seat_is_needed():
+    desk = Desk("vllm-v0", 100, limits=EngineLimits(max_num_seqs=2, max_model_len=64))
+    for name, output in (("a", 2), ("b", 3), ("c", 1)):
+        desk.submit(name, 4, output)
+    assert desk.scheduled(4) == [{"a": 4, "b": 4}, {"a": 1, "b": 1}, {"c": 4}, {"b": 1}]
+
+
 def test_an_admission_leaves_the_watermark_and_nobody_overtakes():
     desk = Desk("vllm-v0:watermark=0.2", 10)  # two blocks
     desk.submit("a", 20, 3)  # five
     desk.submit("b", 16, 1)  # four: one would be left
     desk.submit("c", 4, 1)  # one: four would be left
     assert desk.scheduled(4) == [{"a": 20}, {"a": 1}, {"a": 1}, {"b": 16, "c": 4}]
+
+
+def test_where_nothing_runs_the_watermark_is_waived():
+    desk = Desk("vllm-v0:watermark=0.2", 10)
+    desk.submit("a", 40, 1)
+    assert desk.step().scheduled == {"a": 40}
+
+
+def test_each_decode_needs_a_free_block_even_where_it_has_room():
+    desk = Desk("vllm-v0", 4)
+    desk.submit("a", 7, 9)
+    desk.submit("b", 7, 9)
+    assert desk.step().scheduled == {"a": 7, "b": 7}
+    assert desk.ledger.free_blocks == 0
+    assert desk.step().scheduled == {"a": 1}  # its eighth token, in its second block
+    assert desk.preempted() == [("b", "recompute")]
+    assert desk.held("b") == 0
+    # Prompt and generated token are computed together, and that is a prefill like any other.
+    assert desk.step().scheduled == {"b": 8}
 
 
 def test_the_last_to_arrive_gives_way_in_the_end_the_request_itself():
@@ -84,6 +127,23 @@ def test_a_swapped_request_needs_its_blocks_one_more_and_the_watermark():
         desk.stepper.core.holding -= 1
         # a's third block is taken first: 4 or 5 are free, 2 + 1 + 2 are needed
         assert ("b" in desk.step().scheduled) == back
+
+
+def test_nobody_comes_back_in_a_step_that_sent_somebody_away():
+    desk = Desk("vllm-v0:preemption_mode=swap", 6, host=8)
+    for name in "abc":
+        desk.submit(name, 7, 9)
+    desk.step()
+    assert desk.step().scheduled == {"a": 1, "b": 1}
+    assert desk.preempted() == [("c", "swap")] and not desk.plan.swapped_in
+
+
+def test_a_full_host_means_recomputation():
+    desk = Desk("vllm-v0:preemption_mode=swap", 4, host=1)
+    desk.submit("a", 7, 3)
+    desk.submit("b", 7, 3)
+    desk.scheduled(2)
+    assert desk.preempted() == [("b", "recompute")] and not desk.moves()
 
 
 def test_a_decision_stands_as_long_as_each_row_sees_a_free_block():
