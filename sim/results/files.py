@@ -12,7 +12,7 @@
     decisions.jsonl.gz  optional log of every plan, to be replayed (sim/results/decisions.py)
     timing.json         wall-clock timings of our own code
 
-run.json has the folder's version (RESULTS, docs/formats.md). Earlier versions are read, later ones
+run.json has the folder's version (RESULTS, docs/invariants.md). Earlier versions are read, later ones
 refused.
 
 The same configuration and seed give the same bytes under the same versions of pyarrow and zlib,

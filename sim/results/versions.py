@@ -1,4 +1,4 @@
-"""Versions of result folders, and upgrades of earlier ones (docs/formats.md)."""
+"""Versions of result folders, and upgrades of earlier ones (docs/invariants.md)."""
 
 from __future__ import annotations
 
