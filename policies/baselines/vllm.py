@@ -108,8 +108,9 @@ class VllmPolicy(Policy[VllmOptions]):
         self.waiting = make_queue(self.options.scheduling)
         self.running: list[int] = []
         self._rows: np.ndarray | None = None  # `running` as an array, until it changes
-        # of those that run; a subclass may do more when a request ends
-        self._ends_free_memory_only = type(self).on_finish is VllmPolicy.on_finish
+        # A subclass may decide by who ended, and a cap by how many run.
+        capped = self.options.long_prefill_token_threshold
+        self._ends_free_memory_only = type(self) is VllmPolicy and not capped
         self._draining: Container[int] = ()
         self._passed: list[int] = []  # of these, taken out of `waiting` while others are admitted
 

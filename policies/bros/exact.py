@@ -118,7 +118,8 @@ class BrosExactPolicy(BrosPolicy):
         could change that."""
         if not self._solves or not len(self.queues.be_waiting) + len(self.queues.be_pending):
             super()._stands(step, batch, real_time)
-            step.plan.outlasts_ends = not self._solves  # a solution goes by free memory, too
+            # a solution goes by free memory, too
+            step.plan.outlasts_ends = type(self) is BrosExactPolicy and not self._solves
 
     def _keeps_out(
         self, step: PlanInProgress, running: Batch, residual: np.ndarray, bound: float

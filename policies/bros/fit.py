@@ -344,6 +344,6 @@ class BrosFitPolicy(FitBestEffort):
             )
             bound = self._allowed(least(requests.slo_tpot_s[batch.rows[:real_time]]))
             steps = int(run.searchsorted(bound, side="right"))
-        plan.valid_for, plan.outlasts_ends = max(steps - 1, 0), True
+        plan.valid_for, plan.outlasts_ends = max(steps - 1, 0), type(self) is BrosFitPolicy
         order = plan.rows.argsort()
         plan.rows, plan.tokens = plan.rows[order], plan.tokens[order]

@@ -291,7 +291,8 @@ class BrosPolicy(Policy[BrosOptions]):
         steps = step.ledger.decode_steps(batch.rows, LONGEST_RUN)
         if steps > 1:
             plan.valid_for = self.estimator.decodes_within(batch, bound, steps - 1)
-            plan.outlasts_ends = True  # a request that waits is kept out by time, not by memory
+            # A request that waits is kept out by time, not by memory. A subclass may do otherwise.
+            plan.outlasts_ends = type(self) is BrosPolicy
         # any order will do, and this one stays the same from step to step
         order = plan.rows.argsort()
         plan.rows, plan.tokens = plan.rows[order], plan.tokens[order]

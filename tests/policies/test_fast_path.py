@@ -216,6 +216,13 @@ def test_one_step_at_a_time_gives_the_same_rows_ahead(policy, case):
     assert [emitted[name] for name in case[0].ids] == case[0].output_tokens.tolist()
 
 
+def test_a_prompt_left_alone_loses_its_cap():
+    workload = Workload.build([0.0, 0.02], [5, 36], [6, 5])
+    case = (workload, 40, 0, UNEVEN, 0.0)
+    fast, exact = both_ahead("vllm:long_prefill_token_threshold=3", case)
+    same_rows(fast.rows, exact.rows)
+
+
 @pytest.mark.parametrize("policy", mostly_nightly(AHEAD, "bros", *SOME_POLICIES))
 def test_the_fast_path_is_taken_ahead(policy):
     """A lone request that decodes is planned a few times, not once a token."""
