@@ -12,8 +12,8 @@
     decisions.jsonl.gz  optional log of every plan, to be replayed (sim/results/decisions.py)
     timing.json         wall-clock timings of our own code
 
-run.json has the folder's version (RESULTS, docs/invariants.md). Earlier versions are read, later ones
-refused.
+run.json has the folder's version (RESULTS, docs/invariants.md). Earlier versions are read, later
+ones refused.
 
 The same configuration and seed give the same bytes under the same versions of pyarrow and zlib,
 except in timing.json. A folder is renamed to its name when complete, so an interrupted run leaves
