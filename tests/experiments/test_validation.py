@@ -195,7 +195,9 @@ def _truth() -> Path:
 AIMS = {"TTFT": 0.05, "TPOT": 0.015, "E2E": 0.015}
 # Aims that are missed (docs/validation.md), and how far: no error may grow unnoticed, and one that
 # falls below is news.
-MISSED = {(0, "TPOT"): 0.025, (0, "E2E"): 0.028, (1, "E2E"): 0.022}
+MISSED = {
+    (0, "TPOT"): 0.025, (0, "E2E"): 0.028, (1, "E2E"): 0.022, (3, "TPOT"): 0.033, (3, "E2E"): 0.035,
+}  # fmt: skip
 
 
 @pytest.mark.nightly
