@@ -184,15 +184,10 @@ def write_run(
     rows, texts = result.rows, _texts(result)
     with whole_folder(out) as partial:
         for name, schema in (TABLES | OPTIONAL_TABLES).items():
-            tables = _tables(result, name)
-            metadata = {_KV_TOTAL: str(int(rows.kv_total_blocks)).encode()}
-            if tables:
-                write_table(
-                    partial / f"{name}.parquet",
-                    tables,
-                    schema,
-                    metadata if name == "steps" else None,
-                )
+            if tables := _tables(result, name):
+                blocks = {_KV_TOTAL: str(int(rows.kv_total_blocks)).encode()}
+                metadata = blocks if name == "steps" else None
+                write_table(partial / f"{name}.parquet", tables, schema, metadata)
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
         if result.decisions is not None:

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.results.columns import Columns
 from twinserve.sim.results.schemas import OUTCOMES, REQUESTS
 from twinserve.sim.results.steps import GapPool, narrow
-
-if TYPE_CHECKING:
-    pass
 
 _CLASSES = np.array(["rt", "be"])
 _PACK = 1024  # entries
