@@ -154,6 +154,7 @@ class Engine:
                 self.recorder.completed(step.executed, gaps, self.core.requests)
         under_way = (step.plan, step.executed.outcome) if step else (None, None)
         rows = self.core.fail(end, now, *under_way).tolist()
+        self._step = None  # no client sees tokens of what is void
         if self.tier is not None:
             self.tier.fail()
         for row in rows:

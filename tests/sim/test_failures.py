@@ -143,7 +143,13 @@ def test_a_failing_fleet_of_any_router(name, action):
 def test_random_schedules_of_failures(seed, count):
     names = policy_names()
     timeout_s = 0.2 if seed % 7 == 0 else None
-    failing(names[seed % len(names)], seed, count, retries=seed % 4, client_timeout=timeout_s)
+    more = {"client_timeout": timeout_s, "front_end": "vllm" if seed % 2 else "none"}
+    failing(names[seed % len(names)], seed, count, retries=seed % 4, **more)
+
+
+@pytest.mark.parametrize("planned_ahead", [False, True])
+def test_clients_see_no_token_of_a_void_step(planned_ahead):
+    failing("vllm", 5, on_failure="error", front_end="vllm", async_scheduling=planned_ahead)
 
 
 @pytest.mark.nightly
