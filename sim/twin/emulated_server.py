@@ -42,12 +42,14 @@ _STAMPS = "twinserve.backends.live.measure.stamps.Stamping{}{}Scheduler"
 class EmulatedServer:
     """Seconds, an entry a request in the order of the workload.
 
+    due_s     after the first request
     engine    latencies from when the API server has a request, as vLLM's metrics count
     client    latencies from when the request was due
     parts     the parts of these times by name
     lateness  of the host
     """
 
+    due_s: np.ndarray
     engine: dict[str, np.ndarray]
     client: dict[str, np.ndarray]
     parts: dict[str, np.ndarray]
@@ -61,8 +63,9 @@ class EmulatedServer:
     def arrived(self, workload: Workload) -> Workload:
         """The workload as it came to the engine's process: a request that is a few milliseconds
         late may have to wait for a whole step more."""
-        at_s = workload.arrival_s + sum(self.parts[name] for name in _BEFORE)
-        return take_rows(replace(workload, arrival_s=at_s), np.argsort(at_s, kind="stable"))
+        at_s = self.due_s + sum(self.parts[name] for name in _BEFORE)
+        came = replace(workload, arrival_s=at_s, concurrency=None)
+        return take_rows(came, np.argsort(at_s, kind="stable"))
 
     def means(self, run: RunResult, fronted: RunResult) -> dict[tuple[str, str], tuple]:
         """By where and metric: the mean that was simulated and the mean that was seen, seconds.
@@ -139,12 +142,12 @@ def _both(means: tuple[float, float]) -> dict[str, float]:
 
 
 def check_served(inputs: Inputs) -> None:
-    """Raises SettingsError for requests that do not come at times of their own."""
+    """Raises SettingsError for requests that wait for certain others."""
     workload = inputs.workload
-    if workload.pool is not None or workload.concurrency or np.isnan(workload.arrival_s).any():
+    if workload.pool is not None or np.isnan(workload.arrival_s).any():
         raise SettingsError(
-            "--served: clients send each request at its own time, and here some wait for others; "
-            "give a trace of arrivals without --pool, or drop --served"
+            "--served: clients send requests at their times or in a closed loop, and here some "
+            "wait for certain others; give a trace of arrivals without --pool, or drop --served"
         )
 
 
@@ -197,7 +200,8 @@ def of_stamps(seen: Seen, stamps: list[dict], lateness: Lateness) -> EmulatedSer
         "computed": first - scheduled,
         "back": seen.first_s - first,
     }
-    return EmulatedServer(engine, seen.latencies(), parts, lateness)
+    due_s = seen.due_s - seen.due_s.min()
+    return EmulatedServer(due_s, engine, seen.latencies(), parts, lateness)
 
 
 def _start(inputs: Inputs, spec: PolicySpec, folder: Path) -> ServerProcess:

@@ -89,7 +89,9 @@ def test_vllm_in_virtual_time_is_the_simulation(vllm, name):
 def test_a_server_in_wall_time_is_compared_with_the_simulation(vllm, policy):
     from twinserve.sim.twin.validate_emulated import compare_emulated
 
-    settings = H100 | {"profile": "llama-3.1-70b@h100:tp4", "rate": 4.0, "requests": 8}
+    loop = "vllm:num_prompts=8,max_concurrency=3,random_input_len=300,random_output_len=60"
+    settings = H100 | {"profile": "llama-3.1-70b@h100:tp4", "requests": 8}
+    settings |= {"trace": loop} if policy == "vllm" else {"rate": 4.0}
     settings |= {"engine_version": installed_vllm(), "front_end": "vllm"}
     inputs = resolve(SimulationConfig(policy=(policy,), cap_length=200, **settings))
     found = compare_emulated(inputs, inputs.policies[0], served=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from twinserve.backends.live.emulate.pace import Lateness
-from twinserve.backends.live.measure.replayed import Seen
+from twinserve.backends.live.measure.replayed import Seen, replayed
 from twinserve.sim.results.decisions import DecisionLog, LoggedRequest, LoggedStep
 from twinserve.sim.results.files import ResultsError, read_run
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
@@ -17,6 +20,7 @@ from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin.emulated_server import check_served, of_stamps
 from twinserve.sim.twin.validate_emulated import EmulatedComparison, parted, write_emulated
+from twinserve.traces.workload import Workload
 
 REQUESTS = [LoggedRequest("a", 0.0, 4, 2, None), LoggedRequest("b", 0.0, 4, 2, None)]
 STEP = LoggedStep(0.5, 0.1, {0: 1, 1: 4}, {1: 0}, (), (), 7)
@@ -88,7 +92,8 @@ def test_the_engine_is_compared_by_its_own_arrivals(run):
     workload = run[0].workload
     came = served(late=0).arrived(workload)
     assert came.ids == workload.ids
-    assert came.arrival_s == pytest.approx(workload.arrival_s + [0.3, 0.2])
+    assert came.arrival_s == pytest.approx([0.3, 10.2])
+    assert served(late=0).arrived(replace(workload, concurrency=1)).concurrency is None
 
 
 def test_a_simulated_front_end_has_the_same_parts(run):
@@ -132,3 +137,37 @@ def test_a_comparison_is_written_whole(run, tmp_path):
         write_emulated(out, [one], inputs, "0.32.0", overwrite=False)
     write_emulated(out, [one], inputs, "0.32.0", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+async def _ask_in_a_loop(workload: Workload) -> tuple[Seen, int]:
+    """Send it to a server that needs 20 ms. Returns the most that it had at once, too."""
+    under_way: list[int] = [0]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        under_way.append(under_way[-1] + 1)
+        reply = web.StreamResponse()
+        await reply.prepare(request)
+        await asyncio.sleep(0.02)
+        under_way.append(under_way[-1] - 1)
+        event = {"choices": [{}], "usage": {"completion_tokens": body["max_tokens"]}}
+        await reply.write(f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode())
+        return reply
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", answer)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/")
+        seen = await replayed(url, "m", workload, [[1]] * len(workload))
+    return seen, max(under_way)
+
+
+def test_clients_of_a_closed_loop_send_when_another_answer_has_ended(run):
+    workload = replace(run[0].workload, arrival_s=np.zeros(2))
+    for limit, most in ((1, 1), (None, 2)):
+        seen, at_once = asyncio.run(_ask_in_a_loop(replace(workload, concurrency=limit)))
+        assert at_once == most and not np.isnan(seen.last_s).any()
+        if limit:
+            assert seen.due_s[1] >= seen.last_s[0]
+        else:
+            assert seen.due_s[1] == seen.due_s[0]

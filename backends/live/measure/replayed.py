@@ -61,7 +61,8 @@ async def replayed(
     further: Sequence[dict] | None = None,
     beside: Callable[[float], Awaitable[None]] | None = None,
 ) -> Seen:
-    """Send requests in the order of `workload`, when they are due. The row is the request's id.
+    """Send requests in the order of `workload`, when they are due. The row is the request's id. In
+    a closed loop a request is due when another one has ended, as `vllm bench serve` counts.
 
     further  more fields of each body
     beside  called with the start by time.monotonic(); it goes on while requests do
@@ -82,19 +83,28 @@ async def replayed(
         )
     ]
     begin = time.monotonic() + 0.5
-    due = begin + workload.arrival_s
+    due, loop = begin + workload.arrival_s, workload.concurrency
+    seats = asyncio.Semaphore(loop or len(bodies))
 
     async def one(row: int) -> tuple[float, ...]:
-        await asyncio.sleep(max(due[row] - time.monotonic(), 0.0))
-        sent_s = time.monotonic()
-        return sent_s, *await _ask(session, url, bodies[row], {"X-Request-Id": str(row)})
+        async with seats:
+            sent_s = time.monotonic()
+            if loop is not None:
+                due[row] = sent_s
+            return sent_s, *await _ask(session, url, bodies[row], {"X-Request-Id": str(row)})
+
+    async def in_order() -> list[tuple[float, ...]]:
+        asked: list[asyncio.Task] = []
+        for row, due_s in enumerate(due.tolist()):  # timers of one moment go off in any order
+            if (left := due_s - time.monotonic()) > 0:
+                await asyncio.sleep(left)
+            asked.append(asyncio.create_task(one(row)))
+        return await asyncio.gather(*asked)
 
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        asked = [one(row) for row in range(len(bodies))]
-        more = [] if beside is None else [beside(begin)]
-        answers = (await asyncio.gather(*asked, *more))[: len(bodies)]
+        answers, *_ = await asyncio.gather(in_order(), *([] if beside is None else [beside(begin)]))
     return Seen(due, *np.array(answers).reshape(-1, 4).T, workload.output_tokens)
 
 
