@@ -170,6 +170,11 @@ class KvLedger(ABC):
     @abstractmethod
     def usage(self) -> KvUsage: ...
 
+    def evicted_by(self, taken: np.ndarray) -> np.ndarray | None:
+        """Return int64[n]: the cached blocks that leave if so many blocks (int64[n], ascending) are
+        taken now. None: as few as possible, because blank blocks go first."""
+        return None
+
     # -- changes -----------------------------------------------------------------------------------
     def begin_step(self) -> None:
         """Start a new plan: forget which rows were granted memory for the last plan."""

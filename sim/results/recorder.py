@@ -27,6 +27,7 @@ from twinserve.sim.results.steps import GapPool, narrow
 
 _CLASSES = np.array(["rt", "be"])
 _PACK = 1024  # entries
+TAKERS = ("kv_rt_blocks", "kv_be_blocks")
 _OUTCOMES = np.array([None, *OUTCOMES], dtype=object)
 
 
@@ -57,6 +58,8 @@ class StepRecorder:
         self.firsts = array("q")  # number of its first step
         # macro-step, whose blocks, how many newly taken by step
         self.growth: list[tuple[int, str, np.ndarray]] = []
+        # macro-step, cached blocks that leave by step, where blank ones do not go first
+        self.evicted: list[tuple[int, np.ndarray]] = []
         # gaps before the first token of an outcome, how many rt and be tokens had each; packed with
         # their lengths
         self._gaps: list[tuple[np.ndarray, int, int]] = []
@@ -120,16 +123,7 @@ class StepRecorder:
             self._packed.append((_columns(self._scalars[:_PACK]), ends))
             del self._scalars[:_PACK], self._ends[:_PACK]
         if steps > 1:
-            n_be = columns.best_effort(requests, plan.rows)
-            for column, kind, n in (
-                ("kv_rt_blocks", 0, len(plan.rows) - n_be),
-                ("kv_be_blocks", 1, n_be),
-            ):
-                if n:
-                    alone = n == len(plan.rows)
-                    chosen = None if alone else requests.service_class[plan.rows] == kind
-                    growth = growth_of(plan, ledger, steps, chosen).astype(np.int32)
-                    self.growth.append((len(self.starts), column, growth))
+            self._plan_growth(plan, steps, requests, ledger)
         prefills = len(work.prefill_new)
         self._scalars.append(
             (
@@ -150,6 +144,22 @@ class StepRecorder:
         self.firsts.append(self.steps)
         self._ends.append(executed.outcome.ends_s)
         self.steps += taken
+
+    def _plan_growth(
+        self, plan: StepPlan, steps: int, requests: RequestTable, ledger: KvLedger
+    ) -> None:
+        run, n_be = len(self.starts), columns.best_effort(requests, plan.rows)
+        taken = np.zeros(steps, np.int64)
+        for column, kind, n in zip(TAKERS, (0, 1), (len(plan.rows) - n_be, n_be), strict=True):
+            if n:
+                alone = n == len(plan.rows)
+                chosen = None if alone else requests.service_class[plan.rows] == kind
+                growth = growth_of(plan, ledger, steps, chosen).astype(np.int32)
+                self.growth.append((run, column, growth))
+                taken += growth
+        evicted = ledger.evicted_by(taken.cumsum())
+        if evicted is not None and evicted[-1]:
+            self.evicted.append((run, np.diff(evicted, prepend=0).astype(np.int32)))
 
     def went_on(self, ends_s: np.ndarray, running: int, waiting: int) -> bool:
         """Extend the last run by one step that ends at `ends_s`. Returns False, and changes

@@ -132,13 +132,14 @@ class RecordedSteps:
     def _taking(
         self, recorders: Sequence[StepRecorder]
     ) -> dict[str, tuple[np.ndarray, list[np.ndarray]]]:
-        """Return, by class, int64[k]: the runs that take blocks, and the blocks of each of their
+        """Return, by column, int64[k]: the runs that change it, and the blocks of each of their
         steps. The latter may list more steps than the run has, if an arrival cut the run."""
         runs: dict[str, list[int]] = {}
         taken: dict[str, list[np.ndarray]] = {}
         before = 0
         for recorder in recorders:
-            for run, name, growth in recorder.growth:
+            evicted = [(run, "kv_cached_blocks", leave) for run, leave in recorder.evicted]
+            for run, name, growth in recorder.growth + evicted:
                 runs.setdefault(name, []).append(before + run)
                 taken.setdefault(name, []).append(growth)
             before += len(recorder.starts)
@@ -184,7 +185,7 @@ class RecordedSteps:
         if name == "kv_cached_blocks":
             free = self._repeated("kv_free_blocks", some)
             for taker in self._growth:
-                self._grow(free, taker, some, -1)
+                self._grow(column if taker == name else free, taker, some, -1)
             np.minimum(column, free, out=column)
         elif name == "start_s":  # inside a run a step starts when the one before it ended
             first = self._first[some]

@@ -23,7 +23,7 @@ POLICIES = (
     "round-robin:chunk=5", "round-robin:chunk=5,batch_size=2", "echo-bs",
     "echo-bs:threshold=true,sample_s=0.05,history_s=0.5", "conserve",
     "conserve:checkpoint_blocks=2,preemption_mode=recompute", "conserve:kv=paged", "bros:chunk=5",
-    "bros:chunk=3,kv=paged", "bros:chunk=4,adaptive_batch=false",
+    "bros:chunk=3,kv=paged", "bros:chunk=4,adaptive_batch=false", "vllm:release=0.19",
 )  # fmt: skip
 
 
@@ -130,6 +130,14 @@ def test_a_long_prompt_is_planned_a_few_times(policy, ahead):
     plans = [len(run.engines[0].decision_seconds) for run in (fast, exact)]
     assert (exact.rows.steps.prefill_requests > 0).sum() > 20
     assert plans[0] < plans[1] / 4
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_run_evicts_what_is_next_in_one_queue_of_blank_and_cached_blocks(ahead):
+    workload = workload_of([(i * 25, 50 + 9 * i, 50 - 5 * i, 0, i % 3) for i in range(8)])
+    fast, exact = both("vllm:release=0.19", workload, PLAIN | {"blocks": 61}, ahead)
+    same_rows(fast.rows, exact.rows)
+    assert exact.engines[0].core.ledger.pool.evicted > 20
 
 
 def test_a_prompt_that_becomes_cached_lets_the_next_one_in():

@@ -152,6 +152,9 @@ class PagedLedger(UndoLedger):
             host_tokens=sum(self._swapped.values()) if self._swapped else 0,
         )
 
+    def evicted_by(self, taken: np.ndarray) -> np.ndarray | None:
+        return self.pool.evicted_by(taken)
+
     # -- changes -----------------------------------------------------------------------------------
     def admit(
         self,

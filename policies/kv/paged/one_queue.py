@@ -43,6 +43,17 @@ class OneQueuePool(BlockPool):
 
             self.undo.append(undo)
 
+    def evicted_by(self, taken: np.ndarray) -> np.ndarray:
+        queued = np.maximum(taken - self.blank, 0)
+        missing, cached = int(queued[-1]), [np.zeros(1, bool)]
+        for number, chunk in self._order:
+            if missing <= 0:
+                break
+            alive = chunk[self._stamp[chunk] == number][:missing]
+            cached.append(self.content[alive] >= 0)
+            missing -= len(alive)
+        return np.concatenate(cached).cumsum()[queued]
+
     def release(self, blocks: np.ndarray) -> None:
         self.refs[blocks] -= 1
         idle = blocks[self.refs[blocks] == 0]

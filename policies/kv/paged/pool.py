@@ -210,6 +210,10 @@ class BlockPool:
         if len(holders) == 1:
             del self._copies[content]
 
+    def evicted_by(self, taken: np.ndarray) -> np.ndarray | None:
+        """`KvLedger.evicted_by`."""
+        return None
+
     def spared(self, tables: list[np.ndarray]) -> int:
         """How many blocks fewer there are than entries in these block tables (int64[held] each, not
         empty), which share leading blocks or none."""
