@@ -33,7 +33,7 @@ from twinserve.formats import Format, same
 from twinserve.sim.report.over import with_digits as shown
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
-from twinserve.sim.sweep.points import sources_digest
+from twinserve.sim.sweep.points import code_digest
 from twinserve.traces.write import write_atomically
 
 CLAIMS_FILE, TEXT_FILE = "claims.json", "report.md"
@@ -303,7 +303,7 @@ class Study:
 
 def made_by(figure: Figure, grid: Sequence[Point]) -> dict[str, str]:
     """Version of the code that runs a figure; digests of that code, and of the runs."""
-    digests = {"sources": sources_digest(figure.work)[:24], "runs": runs_digest(figure.work, grid)}
+    digests = {"sources": code_digest(figure.work)[:24], "runs": runs_digest(figure.work, grid)}
     return {"version": code_version()} | digests
 
 

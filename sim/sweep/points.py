@@ -16,7 +16,7 @@ import hashlib
 import inspect
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,11 @@ from twinserve.traces.write import write_atomically
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGE = "twinserve."
 _SIMULATOR = ("sim", "policies", "backends", "profiles", "traces")
+# Of these: what computes a run, not what asks for runs, shows them or compares them.
+_COMPUTES = (
+    *("sim/engine", "sim/fleet", "sim/setup", "sim/results", "sim/serve_line"),
+    *("policies", "backends", "profiles", "traces", "native"),
+)
 
 
 @cache
@@ -49,6 +54,43 @@ def sources_digest(work: Callable) -> str:
     for path in [*_own_modules(Path(inspect.getfile(work))), *found]:
         sha.update(path.read_bytes())
     return sha.hexdigest()
+
+
+def code_digest(work: Callable) -> str:
+    """Return a digest of what `work` computes: as `sources_digest`, without docstrings, comments
+    and layout, and of the simulator without commands and reports. The same for every version of
+    Python."""
+    found = [path for room in _COMPUTES for path in (ROOT / room).rglob("*") if _counts(path)]
+    sha = hashlib.sha256()
+    for path in [*_own_modules(Path(inspect.getfile(work)), _COMPUTES), *sorted(found)]:
+        sha.update(_computed_by(path).encode())
+    return sha.hexdigest()
+
+
+def _counts(path: Path) -> bool:
+    live = path.is_relative_to(ROOT / "backends/live")
+    return path.suffix in (".py", ".json", ".csv") and not live
+
+
+@cache
+def _computed_by(path: Path) -> str:
+    text = path.read_bytes()
+    if path.suffix == ".py":
+        text = _meant(ast.parse(text)).encode()
+    return hashlib.sha256(text).hexdigest()
+
+
+def _meant(node: object) -> str:
+    if isinstance(node, ast.AST):
+        fields = [f"{k}={_meant(v)}" for k, v in ast.iter_fields(node) if v not in (None, [])]
+        return f"{type(node).__name__}({','.join(fields)})"
+    if isinstance(node, list):
+        return ";".join(_meant(part) for part in node if not _is_text(part))
+    return repr(node)
+
+
+def _is_text(node: object) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def traces_digest() -> str:
@@ -74,9 +116,9 @@ def _content_of(file: Path, size: int, changed_ns: int) -> str:
     return sha256_of(file)
 
 
-def _own_modules(file: Path) -> list[Path]:
-    """Return `file` and the modules that it imports from the package outside the simulator,
-    recursively."""
+def _own_modules(file: Path, simulator: Sequence[str] = _SIMULATOR) -> list[Path]:
+    """Return `file` and the modules that it imports from the package outside the folders of
+    `simulator`, recursively."""
     found, todo = set(), [file.resolve()]
     while todo:
         path = todo.pop()
@@ -87,7 +129,7 @@ def _own_modules(file: Path) -> list[Path]:
             named = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             if isinstance(node, ast.ImportFrom) and named.startswith(_PACKAGE):
                 parts = named.split(".")[1:]
-                if parts[0] in _SIMULATOR:
+                if parts[0] in simulator or "/".join(parts[:2]) in simulator:
                     continue
                 module = ROOT.joinpath(*parts)
                 todo += [

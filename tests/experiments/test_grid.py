@@ -20,6 +20,7 @@ from twinserve.experiments.study.tables import Table
 from twinserve.experiments.study.verdict import Claim
 from twinserve.sim.report.over import with_digits
 from twinserve.sim.setup.config import SettingsError
+from twinserve.sim.sweep import points as sweep_points
 from twinserve.sim.sweep.baseline import KINDS, told
 from twinserve.sim.sweep.points import KEPT
 from twinserve.sim.sweep.statistics import interval, over_seeds
@@ -209,6 +210,29 @@ def test_what_is_stale_is_named(tmp_path, capsys, monkeypatch):
     study().redraw((), tmp_path)  # draws, and does not know who ran it
     assert "Run by a version that is not known: rules" in report.read_text()
     assert "is unknown" in checked()[1]
+
+
+@pytest.mark.parametrize(
+    ("room", "text", "same"),
+    [
+        ("policies", '# Other.\ndef f(x):\n    "Words."\n    return (x + 1)\n', True),
+        ("policies", 'def f(x):\n    """Doc."""\n    return x + 2  # why\n', False),
+        ("policies", 'def f(x):\n    """Doc."""\n    return "Doc."\n', False),
+        ("backends/live", "y = 1", True),
+        ("sim/report", "y = 1", True),
+        ("native", "y = 1", False),
+    ],
+)
+def test_code_is_other_code_if_it_computes_something_else(tmp_path, monkeypatch, room, text, same):
+    def digest(name: str, **files: str) -> str:
+        for file, content in files.items():
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_text(content)
+        monkeypatch.setattr(sweep_points, "ROOT", tmp_path / name)
+        return sweep_points.code_digest(square)
+
+    before = {"policies/a.py": 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'}
+    assert (digest("old", **before) == digest("new", **before | {f"{room}/a.py": text})) == same
 
 
 def test_how_long_a_study_takes_is_told_by_what_its_runs_took(tmp_path):
