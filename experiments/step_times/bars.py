@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-MISSED = 0.1  # of the points a range may miss
+from twinserve.experiments.measured.scores import MISSED
+
 STRANGERS = 1.2
 LEAST_POINTS = 5
 MOST_OF_SOURCE = 10

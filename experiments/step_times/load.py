@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twinserve.experiments.step_times.points import Measured
+from twinserve.experiments.measured.points import Measured
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.front_end import load_front_end
 from twinserve.profiles.host import VLLM_SYNCHRONOUS

@@ -12,14 +12,13 @@ import re
 from collections.abc import Iterator
 from functools import reduce
 from operator import getitem
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 import twinserve
 from twinserve.errors import TwinserveError
-from twinserve.experiments.step_times.points import read_bench, release_of
+from twinserve.experiments.measured.points import release_of, rows_of
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.evidence import kind_of_weights
 from twinserve.profiles.kv_memory.releases import is_known
@@ -36,10 +35,11 @@ METRICS = {
 }
 
 
-def score_runs(truth: Path, form: StepTimes) -> pd.DataFrame:
+def score_runs(form: StepTimes) -> pd.DataFrame:
     """A row for each benchmark and metric that it states: kind, source, ratio of ours to measured,
     and of the ends of the printed range; `why` instead, if it cannot be run."""
-    return pd.DataFrame([row for bench in read_bench(truth) for row in _scored(bench, form)])
+    benches = rows_of("public_bench.csv")
+    return pd.DataFrame([row for bench in benches for row in _scored(bench, form)])
 
 
 def _scored(bench: dict[str, str], form: StepTimes) -> Iterator[dict[str, Any]]:

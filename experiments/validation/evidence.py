@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from twinserve.experiments.measured.truth import truth_folder
 from twinserve.experiments.study.output import table_lines
 from twinserve.experiments.validation.left_out import (
     gpu_of,
@@ -26,7 +27,7 @@ from twinserve.experiments.validation.left_out import (
     roofline_without,
     rooflines_of_other_families,
 )
-from twinserve.experiments.validation.main import STEPS, truth_folder, validate_run
+from twinserve.experiments.validation.main import H100_STEPS, STEPS, validate_run
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, Case, read_run
 from twinserve.experiments.validation.step_times import DECODES, validate_events
@@ -76,7 +77,7 @@ def sampled_steps(truth: Path) -> list[Mark]:
     found = []
     for model, profile in STEPS:
         engine = profile.removesuffix("/operators")
-        works, seconds = read_steps(truth / "steps" / "h100_vllm_steps.csv.gz", model)
+        works, seconds = read_steps(truth / H100_STEPS, model)
         steps = list(zip(works, seconds.tolist(), strict=True))
         for above, to in zip(DECODES[:-1], DECODES[1:], strict=True):
             part = [
@@ -254,4 +255,4 @@ def text(document: dict) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m twinserve.experiments.validation.evidence FILE")
-    write_atomically(Path(sys.argv[1]), text(everything(truth_folder())).encode())
+    write_atomically(Path(sys.argv[1]), text(everything(truth_folder("vllm_runs"))).encode())

@@ -10,7 +10,6 @@ docs/validation.md has the results and what they mean.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from twinserve.experiments.measured.scores import whole
+from twinserve.experiments.measured.truth import truth_folder
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.experiments.study.tables import Text, plain
@@ -35,29 +36,16 @@ from twinserve.experiments.validation.runs import (
 from twinserve.experiments.validation.step_times import validate_events
 from twinserve.profiles.measured.step_files import read_steps
 from twinserve.profiles.profile import derive_profile, load_profile
-from twinserve.traces.workload import WorkloadError
 
 # model filter in the file of steps, profile
 STEPS = (
     ("llama-2-70b", "llama-2-70b@h100:tp4/operators"),
     ("codellama-34b", "codellama-34b@h100:tp2"),
 )
+H100_STEPS = "steps/h100_vllm_steps.csv.gz"
 BY_LABEL = {case.label: case for case in CASES}
 DENSE = {label: case for label, case in BY_LABEL.items() if "ep2" not in case.profile}
 FORMS = ("operators", "roofline")
-
-
-def truth_folder(given: Path | None = None) -> Path:
-    """The folder with vllm_runs/ and steps/: `given`, or the first of TWINSERVE_TRUTH that has
-    them."""
-    named = os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep)
-    for folder in [given] if given is not None else [Path(p) for p in named if p]:
-        if (folder / "vllm_runs").is_dir():
-            return folder
-    where = str(given) if given is not None else "TWINSERVE_TRUTH"
-    raise WorkloadError(
-        f"no measured runs: {where} must name the folder that holds vllm_runs/ and steps/"
-    )
 
 
 def validate_run(truth: Path, case: Case, form: str | None = None) -> list[dict[str, Any]]:
@@ -93,7 +81,7 @@ def validate_steps(truth: Path) -> list[dict[str, Any]]:
     form."""
     found = []
     for model, name in STEPS:
-        steps, seconds = read_steps(truth / "steps" / "h100_vllm_steps.csv.gz", model)
+        steps, seconds = read_steps(truth / H100_STEPS, model)
         operators = load_profile(name)
         roofline = derive_profile(operators.llm, operators.gpu, operators.tp)
         prompt = np.array([len(work.prefill_new) > 0 for work in steps])
@@ -108,23 +96,18 @@ def validate_steps(truth: Path) -> list[dict[str, Any]]:
 
 # -- the figures -----------------------------------------------------------------------------------
 def of_a_run(run: str, form: str, seed: int) -> list[dict[str, Any]]:
-    return validate_run(truth_folder(), BY_LABEL[run], form)
+    return validate_run(truth_folder("vllm_runs"), BY_LABEL[run], form)
 
 
 def of_single_steps(seed: int) -> list[dict[str, Any]]:
-    return validate_steps(truth_folder())
+    return validate_steps(truth_folder(H100_STEPS))
 
 
 def of_events(run: str, form: str, seed: int) -> list[dict[str, Any]]:
     """A row for each range of sizes: of decodes alone, of steps with prompts, and of tokens counted
     a second."""
-    found = validate_events(truth_folder(), BY_LABEL[run], form)
+    found = validate_events(truth_folder("vllm_runs"), BY_LABEL[run], form)
     return [{"part": part} | row for part in ("decode", "prompt", "counted") for row in found[part]]
-
-
-def whole(points: pd.DataFrame) -> pd.DataFrame:
-    """Nothing is random here: the points are the table."""
-    return points.drop(columns="seed")
 
 
 def _theirs(row: pd.Series) -> str:

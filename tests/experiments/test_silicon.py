@@ -7,14 +7,14 @@ import pytest
 
 pytest.importorskip("aiconfigurator_core")
 
+from twinserve.experiments.measured.points import read_loops  # noqa: E402
 from twinserve.experiments.silicon import main  # noqa: E402
-from twinserve.experiments.silicon.loops import loop, settings, simulate, workload  # noqa: E402
+from twinserve.experiments.silicon.loops import FORMS, loop, settings, workload  # noqa: E402
 from twinserve.experiments.silicon.main import ERRORS  # noqa: E402
-from twinserve.experiments.silicon.points import INFERENCEMAX, read_points  # noqa: E402
 from twinserve.experiments.study.study import Scale  # noqa: E402
 from twinserve.profiles.profile import load_profile  # noqa: E402
 
-POINTS = {point.name: point for point in read_points()}
+POINTS = {point.name: point for point in read_loops()}
 
 
 def _points(model: str, gpu: str, **fields) -> list:
@@ -27,17 +27,17 @@ def test_the_points_are_those_of_known_engines():
     assert len(_points("qwen3-32b", "h100")) == 90
     for point in POINTS.values():
         assert point.tp >= 1 and point.concurrency >= 1 and point.ep in (1, point.tp)
-        assert 1e-3 < point.tpot_s < 1 and point.ttft_s > point.tpot_s / 10
+        assert 1e-3 < point.seconds < 1 and point.ttft_s > point.seconds / 10
 
 
 def test_a_loop_has_the_stated_lengths_and_starts_as_said():
-    point = _points("qwen3-32b", "h100", tp=4, input=1024, output=512, concurrency=8)[0]
+    point = _points("qwen3-32b", "h100", tp=4, isl=1024, osl=512, concurrency=8)[0]
     at_once, one_by_one = workload(point, "all at once"), workload(point, "staggered")
     assert len(at_once) == 80 and set(at_once.prompt_tokens) == {1024}
     assert at_once.arrival_s.max() == 0 and at_once.concurrency == 8
-    took = point.ttft_s + 512 * point.tpot_s
+    took = point.ttft_s + 512 * point.seconds
     assert one_by_one.arrival_s[7] == pytest.approx(7 / 8 * took)
-    drawn = workload(replace(point, client=INFERENCEMAX), "staggered")
+    drawn = workload(replace(point, shortest=0.8), "staggered")
     assert 819 <= drawn.prompt_tokens.min() < drawn.prompt_tokens.max() <= 1024
 
 
@@ -59,8 +59,8 @@ def test_a_form_without_step_times_has_rows_that_say_why():
 
 
 def test_rows_of_fewer_requests_name_the_published_point():
-    point = _points("qwen3-32b", "h100", tp=4, input=1024, output=512, concurrency=8)[0]
-    row = simulate(point, "roofline", "all at once", rounds=3, fewer=2)
+    point = _points("qwen3-32b", "h100", tp=4, isl=1024, osl=512, concurrency=8)[0]
+    row = loop(point.name, "0", "roofline", "all at once", rounds=3, fewer=2)
     assert (row["concurrency"], row["under_way"]) == (8, 4)
 
 
@@ -77,12 +77,9 @@ def test_the_errors_go_to_a_table(tmp_path):
 def test_kernel_tables_of_gpt_oss_meet_it_better_than_specifications():
     """Experts of MXFP4, in a fast and in a full loop."""
     for tp, concurrency in ((8, 4), (1, 16)):
-        point = _points(
-            "gpt-oss-120b", "h200", tp=tp, concurrency=concurrency, input=1024, output=1024
-        )[0]
-        tables, derived = (
-            simulate(point, form, "all at once", rounds=3) for form in ("operators", "roofline")
-        )
+        load = {"concurrency": concurrency, "isl": 1024, "osl": 1024}
+        point, *_ = _points("gpt-oss-120b", "h200", tp=tp, **load)
+        tables, derived = (loop(point.name, "0", f, "all at once", rounds=3) for f in FORMS)
         assert abs(tables["TPOT"]) < 0.12 and abs(derived["TPOT"]) < 0.25
 
 
@@ -98,8 +95,8 @@ def test_kernel_tables_of_gpt_oss_meet_it_better_than_specifications():
 )
 def test_dense_engines_are_met_within_a_quarter(model, gpu, tp, concurrency, form):
     """A token and the throughput; the first token hangs on how clients start."""
-    (point,) = _points(model, gpu, tp=tp, concurrency=concurrency, input=1024, output=1024)
-    found = {start: simulate(point, form, start) for start in ("all at once", "staggered")}
+    (point,) = _points(model, gpu, tp=tp, concurrency=concurrency, isl=1024, osl=1024)
+    found = {start: loop(point.name, "0", form, start) for start in ("all at once", "staggered")}
     for row in found.values():
         assert abs(row["TPOT"]) < 0.25 and abs(row["throughput"]) < 0.3
         assert row["preemptions"] == 0

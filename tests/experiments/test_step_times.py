@@ -1,6 +1,5 @@
 """Forms of step times scored on measured steps and prompts."""
 
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -9,25 +8,23 @@ import pytest
 
 pytest.importorskip("aiconfigurator_core")
 
+from tests.truth import truth  # noqa: E402
+from twinserve.experiments.measured.points import Measured, read_measured  # noqa: E402
+from twinserve.experiments.measured.scores import scores, whole  # noqa: E402
 from twinserve.experiments.step_times import bars, main, runs  # noqa: E402
 from twinserve.experiments.step_times.load import seconds  # noqa: E402
-from twinserve.experiments.step_times.points import Measured, read_measured  # noqa: E402
 from twinserve.profiles.composition import decode_work  # noqa: E402
 from twinserve.profiles.evidence import SERVER_ERRORS  # noqa: E402
 from twinserve.profiles.profile import load_profile  # noqa: E402
-from twinserve.profiles.specs import ProfileError  # noqa: E402
 
 ONE = Measured("a", "tpot", "llama-3.1-8b@h100", 100, 200, 1, 0.0075, ahead=True)
 
 
 @pytest.fixture(scope="module")
 def points():
-    try:
-        return read_measured(main.truth_folder())
-    except ProfileError:
-        if os.environ.get("TWINSERVE_REQUIRE_TRACES"):
-            raise
-        pytest.skip("measured steps not found; set TWINSERVE_TRUTH to their folder")
+    for name in ("step_points.csv", "prefill_points.csv", "public_bench.csv"):
+        truth(name)
+    return read_measured()
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +47,10 @@ def test_a_load_beyond_the_memory_is_not_scored():
 
 
 def test_a_summary_counts_what_ranges_hold():
-    rows = pd.DataFrame(
-        {
-            "source": ["a", "a", "b"],
-            "kind": ["x"] * 3,
-            "ratio": [1.0, 1.05, 2.0],
-            "error": [0.1] * 3,
-        }
-    )
-    (row,) = main.summary(rows, ["kind"]).to_dict("records")
+    rows = pd.DataFrame({"source": ["a", "a", "b"], "kind": ["x"] * 3, "ratio": [1.0, 1.05, 2.0]})
+    (row,) = scores(main.ranged(rows.assign(error=0.1)), ["kind"]).to_dict("records")
     assert (row["points"], row["sources"], row["median"]) == (3, 2, pytest.approx(5))
+    assert row["mean"] == row["size"] == pytest.approx(35)
     assert row["held"] == pytest.approx(200 / 3) and row["width"] == pytest.approx(21)
     missed = 20 * (np.log(2) - np.log(1.1))
     assert row["interval"] == pytest.approx(100 * (2 * np.log(1.1) + missed / 3))
@@ -120,8 +111,8 @@ def test_the_stored_errors_of_tables_are_those_of_the_points(points):
 
 
 def test_the_study_has_tables(points, monkeypatch):
-    monkeypatch.setattr(main, "read_measured", lambda truth: points[:12])
-    rows = main.whole(pd.DataFrame(main.scored("roofline", 0)).assign(seed=0))
+    monkeypatch.setattr(main, "read_measured", lambda: points[:12])
+    rows = whole(pd.DataFrame(main.scored("roofline", 0)).assign(seed=0))
     printed = main.markdown(rows)
     assert "### By kind and GPU family" in printed and "| decode | dense 16 bits |" in printed
     assert "### Not scored" in printed
@@ -129,9 +120,9 @@ def test_the_study_has_tables(points, monkeypatch):
 
 @pytest.mark.slow
 def test_runs_are_scored_beside_benchmarks(points, monkeypatch):
-    bench = list(runs.read_bench(main.truth_folder()))
-    monkeypatch.setattr(runs, "read_bench", lambda truth: [bench[0], bench[31]])
-    rows = runs.score_runs(main.truth_folder(), "roofline")
+    bench = runs.rows_of("public_bench.csv")
+    monkeypatch.setattr(runs, "rows_of", lambda name: [bench[0], bench[31]])
+    rows = runs.score_runs("roofline")
     assert rows.metric.tolist() == ["TPOT", "TTFT", "throughput", ""]
     assert (rows.low[:3] <= rows.ratio[:3]).all() and (rows.ratio[:3] <= rows.high[:3]).all()
     assert "### Runs by source" in main.markdown_of_runs(rows)

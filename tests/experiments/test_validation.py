@@ -3,7 +3,6 @@ ones."""
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.parameters import mostly_nightly
+from tests.truth import truth
 from twinserve.experiments.validation import main as validation
 from twinserve.experiments.validation.runs import (
     CASES,
@@ -156,9 +156,10 @@ def test_errors_by_hand():
     ] == pytest.approx(0.7)
 
 
-def test_bad_input_is_one_line(tmp_path):
-    with pytest.raises(WorkloadError, match="must name the folder"):
-        validation.truth_folder(tmp_path)
+def test_bad_input_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("TWINSERVE_TRUTH", str(tmp_path))
+    with pytest.raises(WorkloadError, match="vllm_runs .* not found; set TWINSERVE_TRUTH"):
+        validation.of_a_run(CASE.label, "roofline", 0)
     (tmp_path / "vllm_runs").mkdir()
     with pytest.raises(WorkloadError, match="cannot be read"):
         read_run(tmp_path, CASE)
@@ -181,15 +182,6 @@ def _started(case, ranks: int = 1, experts: bool = False) -> MeasuredRun:
     return MeasuredRun(case, nothing, nothing, {"engine_kwargs": arguments}, [], {})
 
 
-def _truth() -> Path:
-    try:
-        return validation.truth_folder()
-    except WorkloadError as error:
-        if os.environ.get("TWINSERVE_REQUIRE_TRACES"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-
-
 # What mean errors are to stay within: the aims on dense runs, the errors of LLMServingSim 2 on the
 # mixture of experts.
 AIMS = {"TTFT": 0.05, "TPOT": 0.015, "E2E": 0.015}
@@ -203,7 +195,8 @@ MISSED = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("index", mostly_nightly(range(len(CASES)), 0))
 def test_measured_runs(index):
-    report = {row["metric"]: row for row in validation.validate_run(_truth(), CASES[index])}
+    found = validation.validate_run(truth("vllm_runs").parent, CASES[index])
+    report = {row["metric"]: row for row in found}
     for metric, aim in AIMS.items():
         error = abs(report[metric]["mean"])
         if index == 3:
@@ -217,6 +210,6 @@ def test_measured_runs(index):
 
 
 def test_measured_steps():
-    for row in validation.validate_steps(_truth()):
+    for row in validation.validate_steps(truth(validation.H100_STEPS).parents[1]):
         assert row["all"] < {"operators": 0.055, "roofline": 0.06}[row["form"]]
         assert row["steps"] > 500

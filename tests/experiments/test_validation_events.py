@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.experiments.test_validation import _truth, _write_run
+from tests.experiments.test_validation import _write_run
 from tests.parameters import mostly_nightly
+from tests.truth import truth
 from twinserve.experiments.validation.runs import CASES, model_of, profile_of, read_run, simulate
 from twinserve.experiments.validation.step_times import (
     Interval,
@@ -144,7 +145,7 @@ def test_ranges_by_hand():
 @pytest.mark.slow
 @pytest.mark.parametrize("index", mostly_nightly(range(3), 0))
 def test_measured_runs(index):
-    report = validate_events(_truth(), CASES[index])
+    report = validate_events(truth("vllm_runs").parent, CASES[index])
     if index == 0:  # memory was short nearly all the time
         (counts,) = report["counted"]
         assert counts["scale_error"] < 0.01 and 0.9 < counts["scale"] < 1.1

@@ -4,14 +4,11 @@ shared by tests that score it."""
 from __future__ import annotations
 
 import csv
-import os
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
 
-import pytest
-
+from tests.truth import truth
 from twinserve.profiles.catalog import GPUS, MODELS, find_gpu
 from twinserve.profiles.kv_memory.cards import GIB
 from twinserve.profiles.kv_memory.derive import (
@@ -122,12 +119,8 @@ class LoggedStart:
 
 def logged_starts() -> list[LoggedStart]:
     """Every row; skips the test where the file is not at hand."""
-    for folder in os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep):
-        path = Path(folder) / "kv_logs.csv"
-        if folder and path.is_file():
-            with path.open(newline="", encoding="utf-8") as file:
-                return [_start(row) for row in csv.DictReader(file)]
-    pytest.skip("logs of starts not found; set TWINSERVE_TRUTH to the folder with kv_logs.csv")
+    with truth("kv_logs.csv").open(newline="", encoding="utf-8") as file:
+        return [_start(row) for row in csv.DictReader(file)]
 
 
 def _start(row: dict[str, str]) -> LoggedStart:

@@ -1,14 +1,13 @@
 """KV memory as the engine has it: its share of the GPU, the longest request, FP8, its own log; and
 the shipped numbers against measured runs."""
 
-import gzip
 import json
 import os
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from tests.truth import truth
 from twinserve.profiles.composition import decode_work
 from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.memory import with_fp8_kv
@@ -137,20 +136,11 @@ def test_a_size_that_is_given_wins_over_another_one_of_a_former_run():
     assert over({"num_blocks": 9}, SimulationConfig(seed=4)).num_blocks == 9
 
 
-def _truth() -> Path:
-    for folder in os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep):
-        if folder and (Path(folder) / "vllm_runs").is_dir():
-            return Path(folder)
-    pytest.skip("measured runs not found; set TWINSERVE_TRUTH to the folder that holds vllm_runs/")
-
-
 def test_shipped_blocks_are_those_of_the_measured_runs():
     """Where a run recorded its KV blocks: the shipped file has them, and what is derived from
     specifications alone is within 1 %."""
-    truth = _truth()
-    meta = json.loads((truth / "vllm_runs" / "RTX4090__Llama-3.1-8B" / "meta.json").read_text())
-    with gzip.open(truth / "steps" / "h100_vllm_steps.csv.gz", "rt") as file:
-        steps = pd.read_csv(file)
+    meta = json.loads((truth("vllm_runs") / "RTX4090__Llama-3.1-8B" / "meta.json").read_text())
+    steps = pd.read_csv(truth("steps/h100_vllm_steps.csv.gz"))
     totals = {int(n) for n in steps.kv_blocks_total.unique()}
     measured = {("llama-3.1-8b", "rtx4090", 1): meta["kv_cache"]["num_gpu_blocks"]}
     for key in (("llama-2-70b", "h100", 4), ("codellama-34b", "h100", 2)):

@@ -4,7 +4,6 @@ profile is what was measured nearest to it, or says that nothing was."""
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.parameters import each
+from tests.truth import truth
 from twinserve.experiments.validation import evidence as made
-from twinserve.experiments.validation.main import truth_folder
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.evidence import (
     ENOUGH,
@@ -27,7 +26,6 @@ from twinserve.profiles.evidence import (
 from twinserve.profiles.names import list_profiles
 from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.step_times import choose
-from twinserve.traces.workload import WorkloadError
 
 # Of the errors as they are written (4 places), and of fits on another machine.
 PLACES = 2e-4
@@ -47,16 +45,11 @@ def test_the_stored_errors_of_the_public_marks_are_those_of_the_profiles():
 @pytest.mark.nightly
 @pytest.mark.traces
 def test_the_stored_file_is_what_the_script_makes():
-    try:
-        truth = truth_folder()
-    except WorkloadError as error:
-        if os.environ.get("TWINSERVE_REQUIRE_TRACES"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+    folder = truth("vllm_runs").parent
     if find_spec("aiconfigurator_core") is None:
         pytest.skip("the fits without an engine's marks need aiconfigurator-core")
     file = Path(__file__).parents[2] / "profiles" / "data" / "evidence.json"
-    stored, again = json.loads(file.read_text()), json.loads(made.text(made.everything(truth)))
+    stored, again = json.loads(file.read_text()), json.loads(made.text(made.everything(folder)))
     assert stored["sources"] == again["sources"]
     for mark, found in zip(stored["marks"], again["marks"], strict=True):
         for name in ("errors", "unseen_engine", "unseen_gpu"):

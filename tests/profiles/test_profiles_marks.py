@@ -1,14 +1,12 @@
 """The roofline against times that were measured on vLLM."""
 
-import gzip
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from tests.truth import truth
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
@@ -87,13 +85,11 @@ def test_first_tokens_of_an_unloaded_server_are_bracketed(name):
 def test_sampled_engine_steps_on_h100(model, tp, limit):
     """Steps of vLLM 0.15.1: the interval from one schedule() to the next belongs to the step
     scheduled last."""
-    steps = _h100_steps()
+    steps = pd.read_csv(truth("steps/h100_vllm_steps.csv.gz"))
     steps = steps[steps.model.str.lower().str.contains(model) & (steps.gap_steps == 1)]
     assert len(steps) > 500
-    truth = roofline(f"{model}@h100:tp{tp}").model()
-    errors = np.array(
-        [_predicted_ms(truth, s) / s.step_interval_ms - 1 for s in steps.itertuples()]
-    )
+    ours = roofline(f"{model}@h100:tp{tp}").model()
+    errors = np.array([_predicted_ms(ours, s) / s.step_interval_ms - 1 for s in steps.itertuples()])
     assert np.abs(errors).mean() < limit
 
 
@@ -104,20 +100,6 @@ def _predicted_ms(model, step):
     new = np.array([prompt] if prompt else [], np.int64)
     work = StepComposition(decodes, context if decodes else 0, 0, new, np.zeros_like(new))
     return model.step_seconds(work) * 1e3
-
-
-def _h100_steps():
-    for folder in os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep):
-        path = Path(folder or ".") / "steps" / "h100_vllm_steps.csv.gz"
-        if path.is_file():
-            with gzip.open(path, "rt") as file:
-                return pd.read_csv(file)
-    message = (
-        "h100_vllm_steps.csv.gz not found; set TWINSERVE_TRUTH to the folder that holds steps/"
-    )
-    if os.environ.get("TWINSERVE_REQUIRE_TRACES"):
-        pytest.fail(message)
-    pytest.skip(message)
 
 
 # The fit behind the constants

@@ -2,7 +2,6 @@
 and fits to steps."""
 
 import gzip
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from tests.examples import examples
 from tests.parameters import each
 from tests.profiles.recorded_steps import slower_host, write_steps
+from tests.truth import truth
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
 from twinserve.profiles.evidence import marks
@@ -296,23 +296,13 @@ def test_a_missing_table_is_one_clear_line(tmp_path):
         form_from_layers(tmp_path, "GPU__M__tp1", find_model("opt-13b"), 1, sms=100)
 
 
-def _tables_folder() -> Path:
-    for folder in os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep):
-        path = Path(folder or ".") / "steps" / "rtx_layer_profile"
-        if path.is_dir():
-            return path
-    if os.environ.get("TWINSERVE_REQUIRE_TRACES"):
-        pytest.fail("steps/rtx_layer_profile not found in TWINSERVE_TRUTH")
-    pytest.skip("per-layer tables not found; set TWINSERVE_TRUTH to the folder that holds steps/")
-
-
 @pytest.mark.parametrize(
     "key", [pytest.param(key, marks=pytest.mark.slow if i else ()) for i, key in enumerate(LAYERS)]
 )
 def test_shipped_files_are_what_the_layer_tables_give(key):
     if key[1] in SYSTEMS:
         pytest.importorskip("aiconfigurator_core")
-    computed = layer_profile(key, _tables_folder())
+    computed = layer_profile(key, truth("steps/rtx_layer_profile"))
     assert load_profile(computed.name) == computed
 
 

@@ -1,15 +1,14 @@
 """The shipped operator profiles: what they say of their error, and that no kernel beats its GPU's
 data sheet."""
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.optimize import nnls
 
 from tests.parameters import each
+from tests.truth import truth
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, read_run, simulate, simulated_samples
 from twinserve.profiles.composition import decode_work, prefill_work
@@ -214,21 +213,8 @@ def test_files_are_what_aiconfigurator_gives(key):
 @pytest.mark.slow
 def test_the_quoted_error_on_rtx_pro_6000_is_that_of_the_run():
     pytest.importorskip("aiconfigurator_core")
-    truth = next(
-        (
-            p
-            for p in map(
-                Path, filter(None, os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep))
-            )
-            if (p / "vllm_runs").is_dir()
-        ),
-        None,
-    )
-    if truth is None:
-        pytest.skip(
-            "measured runs not found; set TWINSERVE_TRUTH to the folder that holds vllm_runs/"
-        )
-    run = read_run(truth, next(case for case in CASES if case.folder == "RTXPRO6000__Llama-3.1-8B"))
+    case = next(case for case in CASES if case.folder == "RTXPRO6000__Llama-3.1-8B")
+    run = read_run(truth("vllm_runs").parent, case)
     ours = simulated_samples(simulate(run, operator_profile("llama-3.1-8b", "rtxpro6000")))
     error = {name: float(np.mean(ours[name]) / np.mean(run.samples[name]) - 1) for name in ours}
     assert abs(error["TPOT"]) == pytest.approx(RUN_ERROR, abs=0.001)

@@ -12,23 +12,16 @@ from pathlib import Path
 import pytest
 
 from tests.parameters import mostly_nightly_pairs
+from tests.truth import truth
 from twinserve.sim.serve_line.argv import options, read_argv
 from twinserve.sim.serve_line.read import read_servers
 from twinserve.sim.serve_line.shell import read_shell
 from twinserve.sim.serve_line.words import ServeLineError, human_integer, plain
 
-
 # -- cases of other people, which are not kept here ------------------------------------------------
-def truth(name: str) -> Path | None:
-    """A file or folder of TWINSERVE_TRUTH, or of the cases beside it."""
-    for folder in filter(None, os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep)):
-        for place in (Path(folder) / name, Path(folder).parent / "cases" / name):
-            if place.exists():
-                return place
-    return None
-
-
-_CASES = truth("serve_lines")
+_FOLDERS = filter(None, os.environ.get("TWINSERVE_TRUTH", "").split(os.pathsep))
+_BESIDE = (Path(folder).parent / "cases" / "serve_lines" for folder in _FOLDERS)
+_CASES = next(filter(Path.exists, _BESIDE), None)
 _NAMES = sorted(path.parent.name for path in _CASES.glob("*/expect.json")) if _CASES else []
 _TEXTS = ("kind", "gpu_from")
 # Words of an address that only a cluster knows stay as the file has them.
@@ -75,11 +68,8 @@ def test_a_file_is_read_as_what_follows_from_it(name):
 
 
 def test_the_options_are_those_of_a_list_made_by_others():
-    path = truth("vllm_options.csv")
-    if path is None:
-        pytest.skip("no vllm_options.csv; set TWINSERVE_TRUTH to the folder that holds it")
     words = {"same": "taken", "matters": "warned", "irrelevant": "passed", "refuse": "refused"}
-    with path.open(encoding="utf-8") as file:
+    with truth("vllm_options.csv").open(encoding="utf-8") as file:
         rows = {row["name"]: row for row in csv.DictReader(file) if row["class"]}
     ours = options()
     assert set(rows) - set(ours) == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.parameters import each
-from tests.sim.test_serve_line import truth
+from tests.truth import truth
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.gpu_labels import gpu_of_label, machine_of_label
 from twinserve.profiles.gpus import GPUS
@@ -52,10 +52,7 @@ def test_variants_are_their_catalogue_models(model, name, longest):
 
 
 def test_ids_of_public_recipes_are_understood():
-    path = truth("recipe_ids.txt")
-    if path is None:
-        pytest.skip("no recipe_ids.txt; set TWINSERVE_TRUTH to the folder that holds it")
-    ids = path.read_text(encoding="utf-8").split()
+    ids = truth("recipe_ids.txt").read_text(encoding="utf-8").split()
     assert sum(catalogue_name(model) is not None for model in ids) >= 64
 
 
