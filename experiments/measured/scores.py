@@ -1,5 +1,5 @@
-"""The one scorer of simulated times beside measured ones: rows with signed errors in, numbers by
-group out, and their Markdown."""
+"""Score simulated times against measured ones: signed errors in, numbers by group out. And print
+these numbers as Markdown."""
 
 from __future__ import annotations
 

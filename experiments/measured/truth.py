@@ -1,4 +1,4 @@
-"""Where measurements of other people lie; `truth.yaml` says what they are and who reads them."""
+"""Find measurements of other people. `truth.yaml` lists them, and which figures read them."""
 
 from __future__ import annotations
 
