@@ -7,11 +7,13 @@ measured; call it again to continue.
 
     plan      the runs of validate, simulated; needs no GPU        (DIR/runs)
     steps     time steps of chosen composition                     (DIR/steps)
+    traffic   steps of whole requests, and our loop between them   (DIR/steps)
     validate  locked and free runs of traces                       (DIR/runs)
     swap      KV to the host and back                              (DIR/steps)
     host      planning beside the running step, and without that   (DIR/steps)
     profile   the profile that these make; needs no GPU            (DIR/profiles)
-    report    tables of all that is there; needs no GPU  (DIR/report)
+    report    tables of all that is there; needs no GPU            (DIR/report)
+    free      free runs, simulated with each profile; needs no GPU (DIR/report)
 
 docs/calibrate.md says what each measures, and how to read the report.
 """
@@ -40,8 +42,9 @@ from twinserve.policies.names import RegistryError
 from twinserve.sim.cli.live import engine_arguments
 from twinserve.sim.setup.config import SettingsError
 
-STAGES = ("plan", "steps", "validate", "swap", "host", "profile", "report")
-ON_ENGINE = ("steps", "validate", "swap", "host")
+STAGES = ("plan", "steps", "traffic", "validate", "swap", "host", "profile", "report", "free")
+ON_ENGINE = ("steps", "traffic", "validate", "swap", "host")
+ON_TRACES = ("plan", "validate", "free")
 LOADS = (0.8, 1.1, 0.5)
 GRACE_S = 20.0  # after the limit, to save and to stop; then the process ends as it is
 # Engine arguments that a campaign sets itself, and what says them.
@@ -63,7 +66,7 @@ OPTIONS: dict[str, dict] = {
     "--time-limit": {"type": float, "default": 540.0, "help": "seconds for all stages together"},
     "--model": {"choices": sorted(MODEL_SIZES), "default": "8b"},
     "--eager": {"action": "store_true", "help": "without CUDA graphs and compilation"},
-    "--traces": {"type": Path, "help": "folder of trace files for plan and validate"},
+    "--traces": {"type": Path, "help": "folder of trace files for plan, validate and free"},
     "--policies": {"nargs": "+", "help": "the two most important first; vllm, bros, others"},
     "--loads": {"nargs": "+", "type": float, "default": list(LOADS),
                 "help": "shares of capacity, the most important first"},
@@ -92,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         stages = _stages(options.stages)
         extra = engine_arguments(options.engine_arg)
-        on_traces = any(name in ("plan", "validate") for name, _ in stages)
+        on_traces = any(name in ON_TRACES for name, _ in stages)
         traces = _traces(options.traces) if on_traces else {}
         _check(options, [name for name, _ in stages], extra)
         store = Store(options.out)
@@ -184,6 +187,8 @@ def _run(
         runs.validate(*where, plan, not options.no_swap, **extra)
     elif name == "steps":
         steps.measure_steps(*where, options.rounds, options.seed, options.quick, **extra)
+    elif name == "traffic":
+        steps.measure_traffic(*where, options.seed, options.quick, **extra)
     elif name == "swap":
         steps.measure_swaps(*where, options.seed, **extra)
     elif name == "profile":
@@ -192,10 +197,14 @@ def _run(
         from twinserve.experiments.campaign.host import measure_host
 
         measure_host(*where, **extra)
+    elif name == "free":
+        from twinserve.experiments.campaign.free import compare_free
+
+        compare_free(store, key, graphs, traces)
     else:
         from twinserve.experiments.campaign.report import write_report
 
-        store.say(f"report: {write_report(store, traces_of=options.traces)}")
+        store.say(f"report: {write_report(store)}")
 
 
 def _interrupted(number, frame) -> None:

@@ -21,11 +21,13 @@ _ENGINE = ("torch", "pyarrow.parquet", *_VLLM, f"{_CAMPAIGN}.steps", *_OURS)
 MODULES = {
     "plan": _RUNS,
     "steps": _ENGINE,
+    "traffic": (*_ENGINE, *_RUNS, "twinserve.sim.twin.calibrate_traffic"),
     "swap": _ENGINE,
     "profile": _FITS,
     "validate": (*_ENGINE, *_RUNS),
     "host": (*_ENGINE, f"{_CAMPAIGN}.host"),
     "report": (*_RUNS, f"{_CAMPAIGN}.report"),
+    "free": (*_RUNS, f"{_CAMPAIGN}.free"),
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from twinserve.experiments.campaign.host import host_path
-from twinserve.experiments.campaign.runs import Cell, Finished, finished, inputs_of
+from twinserve.experiments.campaign.runs import Finished, finished
 from twinserve.experiments.campaign.setup import MODEL_SIZES, STEPS, StageError, Store, mode_name
 from twinserve.experiments.campaign.steps import make_profile, raw_path
 from twinserve.experiments.study.output import markdown_table
@@ -24,7 +24,6 @@ from twinserve.profiles.measured.samples import (
     settled,
 )
 from twinserve.profiles.profile import load_profile
-from twinserve.sim.setup.run import run_policy
 from twinserve.traces.write import write_atomically
 
 REPORT = "report"
@@ -32,9 +31,8 @@ _CONTEXTS = (64, 1024, 16384)  # of the decode steps that are shown
 _METRICS = ("ttft", "tpot", "e2el")
 
 
-def write_report(store: Store, traces_of: Path | None = None) -> Path:
-    """DIR/report/campaign.md, from whatever is in DIR. traces_of: folder of the traces, to simulate
-    the runs with the shipped profiles as well. Returns the page's path."""
+def write_report(store: Store) -> Path:
+    """DIR/report/campaign.md, from whatever is in DIR. Returns the page's path."""
     page = store.path(REPORT, "campaign.md")
     parts = ["# Campaign\n", _machine(store)]
     modes = [(key, graphs) for key in MODEL_SIZES for graphs in (True, False)]
@@ -46,7 +44,7 @@ def write_report(store: Store, traces_of: Path | None = None) -> Path:
         if raw_path(store, key, graphs, "-swap").exists():
             of_mode += _swaps(store, key, graphs)
         if found := finished(store, key, graphs):
-            of_mode += _runs(key, found, traces_of)
+            of_mode += _runs(found)
         parts += of_mode
         if not of_mode:
             parts.pop()
@@ -156,8 +154,8 @@ def _swaps(store: Store, key: str, graphs: bool) -> list[str]:
 
 
 # -- runs ------------------------------------------------------------------------------------------
-def _runs(key: str, found: list[Finished], traces: Path | None) -> list[str]:
-    rows, others = [], []
+def _runs(found: list[Finished]) -> list[str]:
+    rows = []
     for one in found:
         row: list[object] = [one.folder.name, one.cell["requests"], "-", "-"]
         if one.locked is not None:
@@ -168,38 +166,14 @@ def _runs(key: str, found: list[Finished], traces: Path | None) -> list[str]:
         if one.live:
             validated = one.validation().table()
             means = validated[validated["statistic"] == "mean"].set_index("metric").T.to_dict()
-            others += _with_others(key, one, traces)
         row += [
             f"{means[m]['error_pct']:+.1f} % ({means[m]['spread_pct']:.1f})" if m in means else "-"
             for m in _METRICS
         ]
         rows.append([*row, len(one.live)])
     head = ("run", "requests", "locked", "drift", *(m.upper() for m in _METRICS), "live runs")
-    lines = [
+    return [
         "Simulated against live. Locked: error of a step's time (mean absolute, of the sum). Free: "
         "error of the simulated mean, and in brackets how far live repeats lie from their mean.\n",
         table(head, rows),
     ]
-    if others:
-        lines.append("The same runs simulated with other profiles, error of the means:\n")
-        lines.append(table(("run", *(m.upper() for m in _METRICS)), others))
-    return lines
-
-
-def _with_others(key: str, one: Finished, traces: Path | None) -> list[list[object]]:
-    """Free runs simulated with the shipped profiles."""
-    wanted = one.cell["trace"]
-    files = [] if traces is None else sorted(traces.iterdir())
-    file = next((path for path in files if path.stem.partition("_")[0] == wanted), None)
-    rows = []
-    for name in MODEL_SIZES[key].shipped if file is not None else ():
-        cell = Cell(wanted, one.cell["load"], one.cell["policy"], one.cell["seconds"])
-        inputs = inputs_of(key, cell, file, name, one.cell["rate_scale"], one.cell["requests"])
-        summary = run_policy(inputs, inputs.policies[0]).summary
-        row: list[object] = [f"{one.folder.name}, {name}"]
-        for metric in (f"mean_{m}_ms" for m in _METRICS):
-            real = [result.summary.get(metric) for result in one.live]
-            known = summary.get(metric) is not None and None not in real
-            row.append(f"{100 * (summary[metric] / np.mean(real) - 1):+.1f} %" if known else "-")
-        rows.append(row)
-    return rows

@@ -39,7 +39,7 @@ from twinserve.sim.setup.replicas import make_policy
 from twinserve.sim.setup.run import run_policy, run_simulation
 from twinserve.sim.twin.live import LiveRun
 from twinserve.sim.twin.replay import LockedReplay, replay_locked
-from twinserve.sim.twin.validate import Validation
+from twinserve.sim.twin.validate import Validation, with_loop_time
 from twinserve.traces.load import load_trace
 from twinserve.traces.transform import cap_length, head
 
@@ -183,7 +183,7 @@ def _plan_cell(folder: Path, key: str, cell: Cell, trace: Path, profile: Profile
     save_profile(profile, folder / "profile.json")
     inputs = inputs_of(key, cell, trace, str(folder / "profile.json"))
     (spec,) = inputs.policies
-    simulated = run_policy(inputs, spec, decisions=True)
+    simulated = run_policy(with_loop_time(inputs), spec, decisions=True)
     decisions = simulated.decisions or b""
     log = parse_log(decisions)
     _check_room(inputs, spec, log.step_tokens, key)

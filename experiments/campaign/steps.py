@@ -23,9 +23,9 @@ from twinserve.experiments.campaign.setup import (
     model_config,
 )
 from twinserve.profiles.measured.profile import measured_profile
-from twinserve.profiles.measured.samples import Measurement, read_samples, write_samples
+from twinserve.profiles.measured.samples import Measurement, StepSample, read_samples, write_samples
 from twinserve.profiles.models.config import read_config
-from twinserve.profiles.profile import save_profile
+from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.profiles.specs import ProfileError
 
 PROFILES = "profiles"
@@ -132,6 +132,44 @@ def _run(engine, key: str, seed: int, deadline: Deadline, effort: Effort) -> _Ru
     return _Run(Bench(engine, seed), replace(effort, quick=quick), seed, deadline.look)
 
 
+def measure_traffic(
+    store: Store,
+    engines: Engines,
+    key: str,
+    graphs: bool,
+    deadline: Deadline,
+    seed: int = 0,
+    quick: bool = False,
+    **extra,
+) -> None:
+    """Steps of whole requests at three loads, and the seconds of our own loop between two steps,
+    saved after each load. quick: fewer requests. Raises StageError if stage `steps` left no steps,
+    or no load came to its end."""
+    from twinserve.sim.twin.calibrate_traffic import traffic_steps
+
+    path = raw_path(store, key, graphs, "-traffic")
+    if path.exists():
+        store.say(f"{path.name}: measured already")
+        return
+    profile = load_profile(make_profile(store, key, graphs))
+    engine = engines.get(key, graphs, False, extra, deadline)
+    clear(engine)
+    engine.warm_up()
+    found: list[StepSample] = []
+    loops: list[float] = []
+    quick, ways = quick or MODEL_SIZES[key].quick, (lambda *what: None, lambda: deadline.near)
+    for steps, loop_s in traffic_steps(engine, profile, seed, quick, *ways, whole_round=False):
+        found += steps
+        loops.append(loop_s)
+        # others on the machine can only make it longer
+        facts = machine(store) | {"seed": seed, "loop_s": min(loops)}
+        write_samples(Measurement(found, [], facts), path)
+    clear(engine)
+    if not loops:
+        raise StageError("no load of the traffic came to its end; give the stage more time")
+    store.say(f"{path.name}: {len(found):,} steps, our loop takes {1e3 * min(loops):.2f} ms a step")
+
+
 def measure_swaps(
     store: Store,
     engines: Engines,
@@ -167,8 +205,12 @@ def make_profile(store: Store, key: str, graphs: bool):
     if not path.exists():
         raise StageError(f"{path.name} is missing; run stage steps first")
     measured = read_samples(path)
-    swaps = raw_path(store, key, graphs, "-swap")
+    swaps, traffic = (raw_path(store, key, graphs, what) for what in ("-swap", "-traffic"))
     transfers = read_samples(swaps).swaps if swaps.exists() else []
+    if traffic.exists():
+        more = read_samples(traffic)
+        facts = measured.provenance | {"loop_s": more.provenance["loop_s"]}
+        measured = Measurement([*measured.steps, *more.steps], [], facts)
     llm = read_config(model_config(key), MODEL_SIZES[key].name)
     target = store.path(PROFILES, f"{mode_name(key, graphs)}.json")
     try:

@@ -16,6 +16,7 @@ from twinserve.experiments.campaign import steps as campaign_steps
 from twinserve.experiments.campaign.runs import Plan
 from twinserve.experiments.campaign.setup import Deadline, Engines, Store, default_policies
 from twinserve.profiles.measured.samples import read_samples
+from twinserve.profiles.profile import load_profile
 
 
 def _command(out: Path, *arguments: str) -> list[str]:
@@ -47,7 +48,7 @@ def test_killed_and_called_again_it_goes_on(tmp_path, traces):
     assert first.steps
 
     rounds = first.provenance["rounds"] + 2
-    stages = "steps,swap,host,profile,plan,validate,report"
+    stages = "steps,traffic,swap,host,profile,plan,validate,report,free"
     policies = ["--loads", "0.8", "--seconds", "0.4", "--repeats", "1"]
     arguments = [*policies, "--rounds", str(rounds), "--traces", str(traces)]
     done = subprocess.run(
@@ -70,7 +71,10 @@ def test_killed_and_called_again_it_goes_on(tmp_path, traces):
         len(one.live) == 1 and one.locked is not None and one.locked.drift == 0 for one in found
     )
     page = (out / "report" / "campaign.md").read_text()
-    assert "| mooncake-80-vllm | " in page and "| decode 8 x 64 | " in page
+    assert "| mooncake-80-vllm | " in page and "| decode 4 x 64 | " in page
+    profile = load_profile(out / "profiles" / "tiny-eager.json")
+    assert profile.loop_s > 0 and profile.step_model.fit.traffic_steps > 100
+    assert "| mooncake-80-vllm | " in (out / "report" / "free.md").read_text()
 
     # a third call finds everything done and starts no engine
     store.say = lambda text: None
@@ -126,7 +130,7 @@ sys.exit(code or (0 if started else 3))
 def test_all_that_the_stages_import_is_there_before_the_first_engine(tmp_path, traces):
     """What we import, that is; an engine has its own."""
     pytest.importorskip("vllm")
-    stages = "plan,steps:60,validate,swap,host,profile,report"
+    stages = "plan,steps:60,traffic,validate,swap,host,profile,report,free"
     arguments = ["--model", "tiny", "--eager", "--loads", "0.8", "--seconds", "0.4", "--rounds"]
     arguments += ["2", "--repeats", "1", "--traces", str(traces), "--out", str(tmp_path / "out")]
     done = subprocess.run(

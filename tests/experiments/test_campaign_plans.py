@@ -2,16 +2,18 @@
 end in time; and its report."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.experiments.campaign_cases import TRACE, seconds
+from tests.experiments.campaign_cases import TRACE, sample, seconds
 from twinserve.experiments.campaign import main as campaign
 from twinserve.experiments.campaign import runs as campaign_runs
 from twinserve.experiments.campaign import steps as campaign_steps
+from twinserve.experiments.campaign.free import with_loop
 from twinserve.experiments.campaign.report import write_report
 from twinserve.experiments.campaign.runs import Cell, Plan, inputs_of
 from twinserve.experiments.campaign.setup import (
@@ -27,10 +29,14 @@ from twinserve.experiments.campaign.setup import (
 from twinserve.policies.requests import RequestClass
 from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.measured.profile import model_spec
-from twinserve.profiles.profile import load_profile
+from twinserve.profiles.measured.samples import Measurement, StepSample, write_samples
+from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.sim.results.files import write_run
 from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin.replay import LockedReplay
+from twinserve.sim.twin.validate import with_loop_time
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 # -- plans -----------------------------------------------------------------------------------------
@@ -246,13 +252,66 @@ def test_the_report_has_every_part_that_was_measured(store, traces):
     host = {way: {"context": 64, "rows": rows} for way in ("async", "sync")}
     store.write(host, "steps", "tiny-eager-host.json")
 
-    page = write_report(store, traces).read_text()
+    page = write_report(store).read_text()
     assert "| mooncake-80-vllm | " in page
     assert "| 10.0 %, -10.0 % | 0 |" in page  # predicted is a tenth below measured
     assert "-13.0 % (4.3)" in page  # 1 / 1.15, and repeats at 1.1 and 1.2
     # 2 ms + 4 x 0.1 ms + 256 x 1 us, four samples between 0 and 2 % more, a fifth of it the host's
     assert "| decode 4 x 64 | 2.67 | 0.534 | 2.5 | 2.5 | 2.6" in page
     assert "| 128 tokens | 0.113 | 0.6 | 0.113 | 0.6 |" in page
+
+
+def test_free_runs_say_what_the_loop_takes_between_two_steps(store, traces, capsys):
+    """Stand-ins for live runs are simulations whose profile has the loop. With it measured, the
+    profile says it itself."""
+    path = campaign_steps.make_profile(store, "tiny", False)
+    measured = load_profile(path)
+    (trace,) = traces.iterdir()
+    for policy in ("vllm", "sarathi"):
+        cell = Cell("mooncake", 0.8, policy, 0.2)
+        save_profile(with_loop(measured, 7e-4), store.path("looped.json"))
+        inputs = with_loop_time(inputs_of("tiny", cell, trace, str(store.path("looped.json"))))
+        names = (campaign_runs.RUNS, "tiny-eager", cell.name)
+        chosen = {"rate_scale": inputs.config.rate_scale, "requests": inputs.config.requests}
+        store.write({**cell.__dict__, **chosen}, *names, "cell.json")
+        summary = run_policy(inputs, inputs.policies[0]).summary
+        store.write(summary, *names, "live-1", "summary.json")
+    arguments = ["--out", str(store.folder), "--model", "tiny", "--traces", str(traces)]
+    assert campaign.main(["free", *arguments, "--eager"]) == 0
+    page = store.path("report", "free.md").read_text()
+    assert "| measured, and 0.70 ms a step (mooncake-80-vllm) |" in page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| mooncake")]
+    assert rows.pop()[1] == "1.00"  # of the other table: the policies do the same here
+    errors = [float(error) for row in rows for error in row[-1].strip(" |").split(" / ")]
+    assert len(errors) == 6 and max(map(abs, errors)) < 0.2
+    assert all(float(row[2].split(" / ")[1]) < -5 for row in rows)  # TPOT, steps alone
+
+    work = sample("decode", 0, 0, 4, 64).work
+    steps = [StepSample("traffic", 10**6, 1, work, seconds(work) + 3e-4)] * 8
+    facts = store.read("steps", "machine.json") | {"loop_s": 7e-4}
+    write_samples(
+        Measurement(steps, [], facts), campaign_steps.raw_path(store, "tiny", False, "-traffic")
+    )
+    assert campaign.main(["profile,free", *arguments, "--eager"]) == 0
+    known = load_profile(path)
+    assert known.loop_s == 7e-4 and known.step_model.fit.traffic_steps == 8
+    assert "a step (" not in store.path("report", "free.md").read_text()
+    cell = store.folder / "runs" / "tiny-eager" / "mooncake-80-vllm"
+    shutil.rmtree(cell), shutil.rmtree(cell.with_name("mooncake-80-sarathi"))
+    assert campaign.main(["free", *arguments, "--eager"]) == 1
+    assert "no free run of a trace in --traces" in capsys.readouterr().out
+
+
+def test_the_page_has_the_kept_free_runs():
+    page = (ROOT / "docs/calibrate.md").read_text()
+    kept = (ROOT / "docs/results/campaign").glob("*/report/free.md")
+    lines = [line for file in kept for line in file.read_text().splitlines() if " / " in line]
+    rows = [
+        line.strip("| ").split(" | ") for line in lines if line.startswith(("| azure", "| moon"))
+    ]
+    assert len(rows) == 15
+    for _, *_, measured, looped in rows:
+        assert f"| {measured} | {looped}" in page
 
 
 def test_a_report_of_nothing(tmp_path):
