@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +27,11 @@ from twinserve.experiments.validation.left_out import (
     roofline_without,
     rooflines_of_other_families,
 )
-from twinserve.experiments.validation.main import H100_STEPS, STEPS, validate_run
+from twinserve.experiments.validation.main import DENSE, H100_STEPS, STEPS, validate_run
 from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, Case, read_run
 from twinserve.experiments.validation.step_times import DECODES, validate_events
-from twinserve.profiles.composition import StepComposition, decode_work
+from twinserve.profiles.composition import StepComposition, StepTimeModel
 from twinserve.profiles.evidence import (
     FORMS,
     KINDS,
@@ -63,13 +63,8 @@ def everything(truth: Path) -> dict:
 
 
 def public_marks(left_out: bool = True) -> list[Mark]:
-    """Of experiments/validation/marks.py. left_out: with the errors of refitted constants."""
-    found = []
-    for mark in MARKS:
-        steps = [(decode_work(mark.requests, mark.context), mark.ms * 1e-3)]
-        kind = decode_kind(mark.requests)
-        found.append(_mark(mark.engine, kind, mark.requests, steps, "marks", left_out=left_out))
-    return found
+    """Of data.yaml. left_out: with the errors of refitted constants."""
+    return [_mark(mark.engine, mark.requests, [mark.step], "marks", left_out) for mark in MARKS]
 
 
 def sampled_steps(truth: Path) -> list[Mark]:
@@ -79,56 +74,49 @@ def sampled_steps(truth: Path) -> list[Mark]:
         engine = profile.removesuffix("/operators")
         works, seconds = read_steps(truth / H100_STEPS, model)
         steps = list(zip(works, seconds.tolist(), strict=True))
+        alone = [step for step in steps if not _prompt_tokens(step[0])]
         for above, to in zip(DECODES[:-1], DECODES[1:], strict=True):
-            part = [
-                (work, s)
-                for work, s in steps
-                if not work.new_tokens - work.decode_requests and above < work.decode_requests <= to
-            ]
+            part = [step for step in alone if above < step[0].decode_requests <= to]
             if len(part) >= LEAST_STEPS:
                 mean = round(np.mean([work.decode_requests for work, _ in part]))
-                found.append(_mark(engine, decode_kind(mean), mean, part, "steps"))
-        for work, s in steps:
-            tokens = work.new_tokens - work.decode_requests
-            if tokens >= LEAST_PROMPT:
-                found.append(_mark(engine, "prefill", tokens, [(work, s)], "steps"))
+                found.append(_mark(engine, mean, part, "steps"))
+        for step in steps:
+            if (tokens := _prompt_tokens(step[0])) >= LEAST_PROMPT:
+                found.append(_mark(engine, tokens, [step], "steps", kind="prefill"))
     return found
+
+
+def _prompt_tokens(work: StepComposition) -> int:
+    return work.new_tokens - work.decode_requests
 
 
 def steps_of_runs(truth: Path) -> list[Mark]:
-    """Read off the events of the dense runs."""
+    """Read off the events of the dense runs; of tokens counted a second, where single steps of
+    decodes cannot be read."""
     found = []
-    for case in CASES:
-        if "ep2" in case.profile:
-            continue
-        read = {form: validate_events(truth, case, form) for form in (None, "roofline")}
-        forms = {"operators": read[None], "roofline": read["roofline"]}
-        for part in ("decode", "prompt"):
-            for ranges in zip(*(forms[form][part] for form in forms), strict=True):
-                mark = _of_range(case, part, dict(zip(forms, ranges, strict=True)))
-                if mark is not None:
-                    found.append(mark)
-        if not any(mark.engine == case.profile and mark.kind != "prefill" for mark in found):
-            found.append(_of_counts(case, {form: r["counted"][0] for form, r in forms.items()}))
+    for case in DENSE.values():
+        read = {form: validate_events(truth, case, form) for form in FORMS}
+        rows = {
+            part: [dict(zip(FORMS, rows, strict=True)) for rows in zip(*of_form, strict=True)]
+            for part in ("decode", "prompt", "counted")
+            for of_form in [[read[form][part] for form in FORMS]]
+        }
+        decodes = [row for row in rows["decode"] if row["operators"]["steps"] >= LEAST_STEPS]
+        counted = [] if decodes else rows["counted"]
+        prompts = [row for row in rows["prompt"] if row["operators"]["above"] >= LEAST_PROMPT]
+        found += [_of_range(case, row, decode_kind) for row in decodes]
+        found += [_of_range(case, row, lambda size: "prefill") for row in prompts]
+        found += [_of_range(case, row, decode_kind) for row in counted]
     return found
 
 
-def _of_range(case: Case, part: str, ranges: dict[str, dict]) -> Mark | None:
-    """A row of `by_range` by form, if it has enough steps."""
-    row = ranges["operators"]
-    size = (row["above"] + 1 + row["to"]) // 2
-    kind = decode_kind(size) if part == "decode" else "prefill"
-    if row["steps"] < LEAST_STEPS if part == "decode" else row["above"] < LEAST_PROMPT:
-        return None
-    errors = {form: found["error"] for form, found in ranges.items()}
-    return Mark(case.profile, kind, size, row["steps"], row["real_ms"], "events", errors)
-
-
-def _of_counts(case: Case, counted: dict[str, dict]) -> Mark:
-    """Of the tokens counted a second, where single steps of decodes cannot be read."""
-    size = (counted["operators"]["above"] + 1 + counted["operators"]["to"]) // 2
-    errors = {form: 1.0 / found["scale"] - 1.0 for form, found in counted.items()}
-    return Mark(case.profile, decode_kind(size), size, None, None, "events", errors)
+def _of_range(case: Case, row: dict[str, dict], kind: Callable[[int], str]) -> Mark:
+    """row: by form, as of `by_range` or `counted`."""
+    one = row["operators"]
+    size, seen = (one["above"] + 1 + one["to"]) // 2, "real_ms" in one
+    steps, real_ms = (one["steps"], one["real_ms"]) if seen else (None, None)
+    errors = {f: row[f]["error"] if seen else 1.0 / row[f]["scale"] - 1.0 for f in row}
+    return Mark(case.profile, kind(size), size, steps, real_ms, "events", errors)
 
 
 def means_of_runs(truth: Path) -> list[Mark]:
@@ -136,22 +124,21 @@ def means_of_runs(truth: Path) -> list[Mark]:
     steps cannot be read."""
     found = []
     for case in CASES:
-        mixture = "ep2" in case.profile
+        mixture = case.label not in DENSE
         if not mixture and "4090" not in case.folder:
             continue
         runs = {
             form: {row["metric"]: row for row in validate_run(truth, case, form)}
-            for form in (("operators",) if mixture else ("operators", "roofline"))
+            for form in (("operators",) if mixture else FORMS)
         }
         running = read_run(truth, case).series.running
         size = round(float(running[running > 0].mean()))
-        kinds = {"TPOT": decode_kind(size)} | ({"TTFT": "prefill"} if mixture else {})
-        for metric, kind in kinds.items():
+        for metric in ("TPOT", "TTFT") if mixture else ("TPOT",):
             errors = {form: run[metric]["mean"] for form, run in runs.items()}
-            real = runs["operators"][metric]["real_s"] * 1e3
-            # the size of a prompt: no one of them
-            many = size if kind != "prefill" else None
-            found.append(Mark(case.profile, kind, many, None, real, "run", errors))
+            real_ms = runs["operators"][metric]["real_s"] * 1e3
+            # of TTFT no one size of a prompt
+            of = ("prefill", None) if metric == "TTFT" else (decode_kind(size), size)
+            found.append(Mark(case.profile, *of, None, real_ms, "run", errors))
     return found
 
 
@@ -160,42 +147,33 @@ def decode_kind(requests: float) -> str:
 
 
 def _mark(
-    engine: str, kind: str, size: int, steps: Steps, source: str, left_out: bool = True
+    engine: str, size: int, steps: Steps, source: str, left_out: bool = True, kind: str = ""
 ) -> Mark:
-    """Of steps that were measured one by one, on an engine whose marks a fit has seen."""
+    """Of steps that were measured one by one, on an engine whose marks a fit has seen. kind: of
+    decodes by default."""
     name = ProfileName.parse(engine)
     real = float(np.mean([seconds for _, seconds in steps]))
 
-    def error(model) -> float:
+    def error(model: StepTimeModel) -> float:
         return float(np.mean([model.step_seconds(work) for work, _ in steps])) / real - 1.0
 
+    def errors(roofline: StepTimeModel | None, operators: StepTimeModel | None) -> dict:
+        models = {"roofline": roofline, "operators": operators}
+        return {form: error(model) for form, model in models.items() if model is not None}
+
     operators = operators_of(engine)
-    models = {
-        "roofline": derive_profile(name.model, name.gpu, name.tp).model(),
-        "operators": None if operators is None else operators.model(),
-    }
-    unseen = {}
-    others = {}
+    roofline = derive_profile(name.model, name.gpu, name.tp).model()
+    found = errors(roofline, None if operators is None else operators.model())
+    unseen, others = {}, {}
     if left_out:
-        unseen = {
-            "roofline": roofline_without(engine),
-            "operators": operators_without(engine, whole_gpu=False),
-        }
-        others = {
-            "roofline": max(map(error, rooflines_of_other_families(engine)), key=abs),
-            "operators": error(operators_without(engine, whole_gpu=True)),
-        }
-    return Mark(
-        engine,
-        kind,
-        size,
-        len(steps) if source != "marks" else None,
-        real * 1e3,
-        source,
-        {form: error(model) for form, model in models.items() if model is not None},
-        {form: error(model) for form, model in unseen.items() if model is not None},
-        others,
-    )
+        unseen = errors(roofline_without(engine), operators_without(engine, whole_gpu=False))
+        others = errors(
+            max(rooflines_of_other_families(engine), key=lambda model: abs(error(model))),
+            operators_without(engine, whole_gpu=True),
+        )
+    count = None if source == "marks" else len(steps)
+    kind = kind or decode_kind(size)
+    return Mark(engine, kind, size, count, real * 1e3, source, found, unseen, others)
 
 
 def _written(mark: Mark) -> dict:

@@ -16,7 +16,7 @@ from scipy.optimize import nnls
 
 from twinserve.experiments.validation.marks import MARKS, OWN
 from twinserve.profiles.catalog import find_gpu, find_model
-from twinserve.profiles.composition import StepTimeModel, decode_work
+from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR
 from twinserve.profiles.forms.efficiency_fit import BOUNDS, Sample, fit_efficiency, operator_samples
 from twinserve.profiles.forms.roofline import Efficiency, RooflineModel
@@ -55,16 +55,12 @@ def operators_without(engine: str, whole_gpu: bool) -> StepTimeModel | None:
     profile = operators_of(engine)
     if profile is None:
         return None
-    mine = gpu_of(engine)
-    kept = [
-        mark
-        for mark in MARKS
-        if (gpu_of(mark.engine) != mine if whole_gpu else mark.engine != engine)
-    ]
-    rows, rest = [], []
-    for mark in kept:
-        seconds = mark.ms * 1e-3
-        kernels = _kernels(mark.engine).step_seconds(decode_work(mark.requests, mark.context))
+    mine, rows, rest = gpu_of(engine), [], []
+    for mark in MARKS:
+        if gpu_of(mark.engine) == mine if whole_gpu else mark.engine == engine:
+            continue
+        work, seconds = mark.step
+        kernels = _kernels(mark.engine).step_seconds(work)
         rows.append([1 / seconds, mark.requests / seconds])
         rest.append(1 - kernels / seconds)
     (host, request), _ = nnls(rows, rest)
@@ -108,8 +104,7 @@ def rooflines_of_other_families(engine: str) -> Iterator[StepTimeModel]:
 
 def _sample(mark) -> Sample:
     name = ProfileName.parse(mark.engine)
-    work = decode_work(mark.requests, mark.context)
-    return Sample(find_model(name.model), gpu_of(mark.engine), name.tp, work, mark.ms * 1e-3)
+    return Sample(find_model(name.model), gpu_of(mark.engine), name.tp, *mark.step)
 
 
 @cache

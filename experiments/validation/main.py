@@ -27,7 +27,6 @@ from twinserve.experiments.validation.runs import (
     STATISTICS,
     Case,
     blocks_of,
-    errors,
     profile_of,
     read_run,
     simulate,
@@ -58,21 +57,20 @@ def validate_run(truth: Path, case: Case, form: str | None = None) -> list[dict[
     run = read_run(truth, case)
     profile = profile_of(run, form)
     rows = simulate(run, profile)
-    table = errors(run.samples, simulated_samples(rows))
-    blocks = blocks_of(run, profile)
+    real, ours = run.samples, simulated_samples(rows)
     about = {
         "profile": profile.name,
-        "blocks": blocks,
+        "blocks": blocks_of(run, profile),
         "preemptions": int(rows.requests.recomputes.sum()),
         "real_end_s": float(run.requests.last_token_s.max()),
         "ours_end_s": float(rows.requests.last_token_s.max()),
     }
     return [
-        {"metric": metric, "real_s": float(found.real_s.iloc[0])}
-        | dict(zip(found.statistic, found.error, strict=True))
+        {"metric": metric, "real_s": float(np.mean(real[metric]))}
+        | {name: float(of(ours[metric]) / of(real[metric]) - 1) for name, of in STATISTICS.items()}
         | {f"theirs_{name}": run.peer.get(metric, {}).get(name, np.nan) for name in STATISTICS}
         | about
-        for metric, found in table.groupby("metric", sort=False)
+        for metric in real
     ]
 
 

@@ -19,10 +19,10 @@ import pandas as pd
 from twinserve.backends.links import PcieLink
 from twinserve.backends.lockstep import LockstepBackend, RankGroup, SharedExperts
 from twinserve.backends.simulated import SimulatedBackend
+from twinserve.experiments.study.claims import texts
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.registry import parse_policy
-from twinserve.profiles.composition import StepTimeModel
 from twinserve.profiles.profile import Profile, derive_profile, load_profile
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.setup.config import SimulationConfig
@@ -49,27 +49,7 @@ class Case:
     prefix: str
 
 
-CASES = (
-    Case("RTX4090__Llama-3.1-8B", "RTX 4090, Llama-3.1-8B", "llama-3.1-8b@rtx4090", "llama-3.1-8b"),
-    Case(
-        "RTXPRO6000__Llama-3.1-8B",
-        "RTX PRO 6000, Llama-3.1-8B",
-        "llama-3.1-8b@rtxpro6000",
-        "llama-3.1-8b",
-    ),
-    Case(
-        "RTXPRO6000__Qwen3-32B",
-        "RTX PRO 6000, Qwen3-32B TP2",
-        "qwen3-32b@rtxpro6000:tp2",
-        "qwen3-32b",
-    ),
-    Case(
-        "RTXPRO6000__Qwen3-30B-A3B-Instruct-2507",
-        "RTX PRO 6000, Qwen3-30B-A3B DP2xEP2",
-        "qwen3-30b-a3b@rtxpro6000/ep2",
-        "qwen3-30b-a3b",
-    ),
-)
+CASES = tuple(Case(*row) for row in texts(__file__, "data.yaml").CASES)
 
 
 @dataclass(frozen=True)
@@ -128,11 +108,11 @@ def read_run(truth: Path, case: Case) -> MeasuredRun:
 def _peer_errors(text: str) -> dict[str, dict[str, float]]:
     """Relative errors of LLMServingSim 2 on the run, from its own comparison."""
     found: dict[str, dict[str, float]] = {}
+    names = {"Latency": "E2E", "Mean": "mean", "Median": "p50"}
     for line in text.splitlines():
-        words = line.split()
+        words = [names.get(word, word) for word in line.split()]
         if len(words) == 5 and words[4].endswith("%"):
-            metric = {"Latency": "E2E"}.get(words[0], words[0])
-            name = {"Mean": "mean", "Median": "p50"}.get(words[1], words[1].lower())
+            metric, name = words[0], words[1].lower()
             found.setdefault(metric, {})[name] = float(words[4].rstrip("%")) / 100
     return found
 
@@ -164,30 +144,18 @@ def workload(run: MeasuredRun) -> Workload:
 def profile_of(run: MeasuredRun, form: str | None = None) -> Profile:
     """The shipped profile of the run's hardware; form "roofline": the one derived from specs
     instead, with the run's ranks."""
-    shipped = load_profile(run.case.profile)
+    shipped, given = load_profile(run.case.profile), run.arguments
     if form != "roofline":
         return shipped
-    given = run.arguments
-    ranks = given["data_parallel_size"], given["enable_expert_parallel"]
-    return derive_profile(
-        shipped.llm,
-        shipped.gpu,
-        shipped.tp,
-        *ranks,
-        engine_version=run.meta.get("vllm_version"),
-        max_num_batched_tokens=given.get("max_num_batched_tokens"),
-        max_num_seqs=given.get("max_num_seqs"),
-    )
+    ranks = shipped.tp, given["data_parallel_size"], given["enable_expert_parallel"]
+    limits = {name: given.get(name) for name in ("max_num_batched_tokens", "max_num_seqs")}
+    version = run.meta.get("vllm_version")
+    return derive_profile(shipped.llm, shipped.gpu, *ranks, engine_version=version, **limits)
 
 
 def blocks_of(run: MeasuredRun, profile: Profile) -> int:
     """KV blocks of a replica: the engine's own number if recorded, else the profile's."""
     return run.num_blocks or profile.num_gpu_blocks
-
-
-def model_of(run: MeasuredRun, profile: Profile) -> StepTimeModel:
-    """The profile's step times under the run's batch limit."""
-    return profile.model(run.arguments["max_num_seqs"])
 
 
 def lockstep() -> BackendOf:
@@ -211,36 +179,32 @@ def lockstep() -> BackendOf:
     return backend
 
 
-def simulate(run: MeasuredRun, profile: Profile, policy: str = "vllm") -> RunRows:
-    """The run under policy `vllm` (with options, where given), asynchronous scheduling and prefix
-    caching as in the measured engine."""
-    given = run.arguments
-    blocks = blocks_of(run, profile)
+def simulate(run: MeasuredRun, profile: Profile) -> RunRows:
+    """The run under policy `vllm`, asynchronous scheduling and prefix caching as in the measured
+    engine."""
+    given, blocks = run.arguments, blocks_of(run, profile)
+    replicas, spec = given["data_parallel_size"], parse_policy("vllm")
     config = SimulationConfig(
-        policy=(policy,),
+        policy=("vllm",),
         trace=run.case.folder,
         profile=profile.name,
-        replicas=given["data_parallel_size"],
+        replicas=replicas,
         async_scheduling=True,
         slo="none",
     )
+    longest = given["max_model_len"] or profile.llm.max_positions
     limits = EngineLimits(
-        max_num_seqs=given["max_num_seqs"],
-        max_num_batched_tokens=given["max_num_batched_tokens"],
-        max_model_len=min(
-            given["max_model_len"] or profile.llm.max_positions, blocks * BLOCK_TOKENS
-        ),
-        kv_bytes_per_token=int(profile.kv_bytes_per_token),
+        given["max_num_seqs"],
+        given["max_num_batched_tokens"],
+        min(longest, blocks * BLOCK_TOKENS),
+        int(profile.kv_bytes_per_token),
     )
-    hardware = Hardware(profile, model_of(run, profile), limits, blocks, 0, BLOCK_TOKENS)
-    spec = parse_policy(policy)
+    model = profile.model(limits.max_num_seqs)
+    hardware = Hardware(profile, model, limits, blocks, 0, BLOCK_TOKENS)
+    inputs = Inputs(config, workload(run), hardware, (spec,), ())
     # of a profile that does not say that its tables are of such ranks
-    ranks = given["enable_expert_parallel"] and config.replicas > 1 and profile.dp == 1
-    simulation = Simulation(
-        Inputs(config, workload(run), hardware, (spec,), ()),
-        spec,
-        backend=lockstep() if ranks else None,
-    )
+    ranks = given["enable_expert_parallel"] and replicas > 1 and profile.dp == 1
+    simulation = Simulation(inputs, spec, backend=lockstep() if ranks else None)
     simulation.run()
     return simulation.rows()
 
@@ -252,26 +216,10 @@ def simulated_samples(rows: RunRows) -> dict[str, np.ndarray]:
     time starts with the first step that starts at or after its arrival, in the simulation as in the
     measurement.
     """
-    requests = rows.requests.assign(number=rows.requests.request_id.astype(int)).sort_values(
-        "number"
-    )
-    starts = {
-        replica: np.sort(steps.start_s.to_numpy())
-        for replica, steps in rows.steps.groupby("replica")
-    }
-    queued = []
-    for arrival, replica in zip(requests.arrival_s, requests.replica, strict=True):
-        steps = starts[replica]
-        queued.append(steps[min(np.searchsorted(steps, arrival), len(steps) - 1)])
-    return latencies(queued, requests.first_token_s, requests.last_token_s, requests.output_tokens)
-
-
-def errors(real: dict[str, np.ndarray], ours: dict[str, np.ndarray]) -> pd.DataFrame:
-    """metric, statistic, real_s, ours_s, error (relative), in the order of reading."""
-    rows = [
-        (metric, name, float(of(real[metric])), float(of(ours[metric])))
-        for metric in real
-        for name, of in STATISTICS.items()
-    ]
-    table = pd.DataFrame(rows, columns=["metric", "statistic", "real_s", "ours_s"])
-    return table.assign(error=table.ours_s / table.real_s - 1.0)
+    r = rows.requests.sort_values("request_id", key=lambda ids: ids.astype(int))
+    queued = np.empty(len(r))
+    for replica, steps in rows.steps.groupby("replica"):
+        mine, starts = r.replica.to_numpy() == replica, np.sort(steps.start_s.to_numpy())
+        at = np.searchsorted(starts, r.arrival_s.to_numpy()[mine])
+        queued[mine] = starts[np.minimum(at, len(starts) - 1)]
+    return latencies(queued, r.first_token_s, r.last_token_s, r.output_tokens)

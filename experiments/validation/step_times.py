@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import curve_fit
 
-from twinserve.experiments.validation.runs import Case, MeasuredRun, model_of, profile_of, read_run
+from twinserve.experiments.validation.runs import Case, MeasuredRun, profile_of, read_run
 from twinserve.profiles.composition import StepComposition, StepTimeModel
 
 DECODES = (0, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 256)
@@ -57,13 +57,10 @@ def intervals(case: Case) -> Iterator[Interval]:
 def shortage(run: MeasuredRun) -> np.ndarray:
     """Seconds of the time series at which requests may have been preempted: more had begun than
     ran, or blocks were scarce."""
-    r, t = run.requests, run.series.t.to_numpy(float)
-    alive = np.array(
-        [((r.first_token_s < x - SAMPLE_S) & (r.last_token_s > x + SAMPLE_S)).sum() for x in t]
-    )
-    return t[
-        (alive > run.series.running.to_numpy()) | (run.series.kv_cache_pct.to_numpy() > SCARCE_PCT)
-    ]
+    r, series = run.requests, run.series
+    t = series.t.to_numpy(float)
+    alive = [((r.first_token_s < x - SAMPLE_S) & (r.last_token_s > x + SAMPLE_S)).sum() for x in t]
+    return t[(alive > series.running.to_numpy()) | (series.kv_cache_pct.to_numpy() > SCARCE_PCT)]
 
 
 def step_times(
@@ -80,49 +77,39 @@ def step_times(
     rows, budget = [], run.arguments["max_num_batched_tokens"]
     for one in found:
         prompts = one.prompts
-        # the prompt cannot have been where it was put
-        if any(work.new_tokens > budget for work in one.works):
-            continue
-        if (
-            one.start_s < skip_s
-            or len(prompts) > 1
-            or (prompts and len(one.works) > 1 + MOST_BESIDE)
-        ):
+        too_many = len(prompts) > 1 or (prompts and len(one.works) > 1 + MOST_BESIDE)
+        # more tokens than a step may have: the prompt cannot have been where it was put
+        if one.start_s < skip_s or too_many or any(w.new_tokens > budget for w in one.works):
             continue
         seconds = [model.step_seconds(work) for work in one.works]
         step = (prompts or one.works)[0]
         mine = model.step_seconds(step) if prompts else sum(seconds)
-        context = step.decode_context / max(step.decode_requests, 1)
-        tokens = step.new_tokens if prompts else 0
-        comm = model.allreduce_seconds(step)
-        row = (one.start_s, len(seconds), step.decode_requests, context, tokens, comm * 1e3)
-        rows.append((*row, one.real_s, mine, sum(seconds) - mine))
-    names = [
-        "start_s",
-        "steps",
-        "decodes",
-        "context",
-        "tokens",
-        "comm_ms",
-        "real_s",
-        "ours_s",
-        "beside_s",
-    ]
-    table = pd.DataFrame(rows, columns=names)
+        rows.append(
+            {
+                "start_s": one.start_s,
+                "steps": len(seconds),
+                "decodes": step.decode_requests,
+                "context": step.decode_context / max(step.decode_requests, 1),
+                "tokens": step.new_tokens if prompts else 0,
+                "comm_ms": model.allreduce_seconds(step) * 1e3,
+                "real_s": one.real_s,
+                "ours_s": mine,
+                "beside_s": sum(seconds) - mine,
+            }
+        )
+    table = pd.DataFrame(rows)
     alone = table[table.tokens == 0]
-    ratio = (alone.real_s / alone.ours_s).to_numpy()
+    ratio, sizes = (alone.real_s / alone.ours_s).to_numpy(), alone.decodes.to_numpy()
 
     def pace(n: int) -> float:
-        near = np.argsort(np.abs(alone.decodes.to_numpy() - n), kind="stable")[:NEAREST]
+        near = np.argsort(np.abs(sizes - n), kind="stable")[:NEAREST]
         return float(np.median(ratio[near])) if len(near) else 1.0
 
-    beside = np.array(
-        [s * pace(n) if s else 0.0 for s, n in zip(table.beside_s, table.decodes, strict=True)]
-    )
+    beside = [s * pace(n) if s else 0.0 for s, n in zip(table.beside_s, table.decodes, strict=True)]
     each = np.where(table.tokens > 0, 1, table.steps)
-    return table.assign(
-        real_ms=(table.real_s - beside) / each * 1e3, ours_ms=table.ours_s / each * 1e3
-    ).drop(columns=["real_s", "ours_s", "beside_s"])
+    real_ms, ours_ms = (table.real_s - beside) / each * 1e3, table.ours_s / each * 1e3
+    found_s = ["real_s", "ours_s", "beside_s"]
+    return table.assign(real_ms=real_ms, ours_ms=ours_ms).drop(columns=found_s)
 
 
 def by_range(table: pd.DataFrame, column: str, edges: tuple[int, ...]) -> list[dict]:
@@ -135,25 +122,16 @@ def by_range(table: pd.DataFrame, column: str, edges: tuple[int, ...]) -> list[d
         if part.empty:
             continue
         weight = part.steps if column == "decodes" else np.ones(len(part))
-        real, ours, comm = (
-            float(np.average(part[name], weights=weight))
-            for name in ("real_ms", "ours_ms", "comm_ms")
-        )
-        apart = part.ours_ms - part.real_ms
-        spread = (
-            {"sd": float((apart / part.real_ms).std()), "sd_ms": float(apart.std())}
-            if len(part) > 1
-            else {}
-        )
-        counts = {"above": above, "to": to, "intervals": len(part), "steps": int(np.sum(weight))}
-        apart_of = {
-            "real_ms": real,
-            "ours_ms": ours,
-            "error": ours / real - 1,
-            "error_ms": ours - real,
-        }
-        allreduce = {"comm_ms": comm, "comm_implied_ms": comm + real - ours} if comm else {}
-        found.append(counts | apart_of | spread | allreduce)
+        times = (part[name] for name in ("real_ms", "ours_ms", "comm_ms"))
+        real, ours, comm = (float(np.average(time, weights=weight)) for time in times)
+        row = {"above": above, "to": to, "intervals": len(part), "steps": int(np.sum(weight))}
+        row |= {"real_ms": real, "ours_ms": ours, "error": ours / real - 1, "error_ms": ours - real}
+        if len(part) > 1:
+            apart = part.ours_ms - part.real_ms
+            row |= {"sd": float((apart / part.real_ms).std()), "sd_ms": float(apart.std())}
+        if comm:
+            row |= {"comm_ms": comm, "comm_implied_ms": comm + real - ours}
+        found.append(row)
     return found
 
 
@@ -169,28 +147,20 @@ def counted(run: MeasuredRun, model: StepTimeModel) -> dict:
     r, series = run.requests, run.series
     start = max(shortage(run).max(initial=0.0) + 1.0, float(r.first_token_s.max()) + 1.0)
     ticks = series.t.to_numpy(float)[series.t.to_numpy() >= start]
-    if (
-        "gen_throughput" not in series
-        or len(ticks) < 6
-        or not series.gen_throughput.to_numpy()[1 - len(ticks) :].any()
-    ):
+    counts = series.get("gen_throughput", pd.Series(dtype=float)).to_numpy()[-len(ticks) :]
+    if len(ticks) < 6 or not counts[1:].any():
         return {}
-    counts = np.cumsum(series.gen_throughput.to_numpy()[-len(ticks) :])
-    counts = counts - counts[0]
+    counts = np.cumsum(counts) - counts[0]
     first, last = r.first_token_s.to_numpy(), r.last_token_s.to_numpy()
-    whole, pace = (
-        (r.input_toks + r.output_toks).to_numpy() - 2,
-        (last - first) / (r.output_toks.to_numpy() - 1),
-    )
+    whole = (r.input_toks + r.output_toks).to_numpy() - 2
+    pace = (last - first) / (r.output_toks.to_numpy() - 1)
     at = np.arange(ticks[0] - 1.0, last.max(), 0.005)
     n, ours = np.zeros(len(at)), np.full(len(at), np.inf)
     for i, x in enumerate(at):
         on = (first <= x) & (last > x)
         resident = np.round(whole[on] - (last[on] - x) / np.minimum(pace[on], np.median(pace)))
-        n[i] = on.sum()
-        ours[i] = model.step_seconds(
-            StepComposition(int(n[i]), int(resident.sum()), int(resident.max()))
-        )
+        n[i], tokens, longest = on.sum(), int(resident.sum()), int(resident.max())
+        ours[i] = model.step_seconds(StepComposition(int(n[i]), tokens, longest))
 
     made_at = np.r_[at, at[-1] + 0.005]
 
@@ -221,8 +191,7 @@ def validate_events(truth: Path, case: Case, form: str | None = None) -> dict:
     """What can be read off one run: rows of `by_range` of decodes alone and of steps with prompts,
     and that of `counted`."""
     run = read_run(truth, case)
-    profile = profile_of(run, form)
-    model = model_of(run, profile)
+    model = profile_of(run, form).model(run.arguments["max_num_seqs"])
     table = step_times(run, intervals(case), model)
     return {
         "decode": by_range(table[table.tokens == 0], "decodes", DECODES),

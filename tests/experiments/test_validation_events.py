@@ -9,7 +9,7 @@ import pytest
 from tests.experiments.test_validation import _write_run
 from tests.parameters import mostly_nightly
 from tests.truth import truth
-from twinserve.experiments.validation.runs import CASES, model_of, profile_of, read_run, simulate
+from twinserve.experiments.validation.runs import CASES, profile_of, read_run, simulate
 from twinserve.experiments.validation.step_times import (
     Interval,
     by_range,
@@ -104,7 +104,7 @@ def test_tokens_counted_each_second_tell_the_decode_steps(tmp_path):
         requests.assign(queued_s=0.0, first_token_s=1.0, last_token_s=2.0),
         max_num_seqs=48,
     )
-    model = model_of(run, profile_of(run))
+    model = profile_of(run).model(48)
     found = counted(run, model)
     assert found["steps"] >= 8 and found["scale"] == pytest.approx(
         1, abs=max(0.005, 3 * found["scale_error"])
