@@ -58,6 +58,16 @@ class _Faults:
         for number, row in enumerate(np.flatnonzero(rows).tolist()):
             self.add(what, then, row, "" if number else detail(row))
 
+    def leave_out(self, rows: np.ndarray, said: np.ndarray, field: Field) -> None:
+        """Leave out the rows of a mask, which lack the field. The notice counts those of `said`. It
+        replaces the notice of impossible values."""
+        kind = _impossible(field)
+        why = dict(self.kinds.pop(kind, []))
+        if kept := [(row, detail) for row, detail in why.items() if not rows[row]]:
+            self.kinds[kind] = kept
+        what = f"have no usable '{field.name}'"
+        self.mark(said, what, "left out", lambda row: why.get(row) or _lack(field, row))
+
     def said(self) -> list[str]:
         found = []
         for (what, then), rows in self.kinds.items():
@@ -103,8 +113,12 @@ class _Faults:
                     found[row] = read(Rows("", [0]), field.name, [value])[0]
                 except WorkloadError as fault:
                     detail = str(fault).removeprefix(": line 0: ").removesuffix(f": {FIX}")
-                    self.add(f"have no possible '{field.name}'", "taken as unknown", row, detail)
+                    self.add(*_impossible(field), row, detail)
         return found
+
+
+def _impossible(field: Field) -> tuple[str, str]:
+    return f"have no possible '{field.name}'", "taken as unknown"
 
 
 def _given(value: object) -> bool:
@@ -164,8 +178,7 @@ def measured(
     ):
         if field is not None:
             bare = served & unknown
-            what = f"have no usable '{field.name}'"
-            faults.mark(bare & ~lacks, what, "left out", lambda row, f=field: _lack(f, row))
+            faults.leave_out(bare, bare & ~lacks, field)
             lacks |= bare
     served &= ~lacks
     failures = failures_line(errors)
@@ -275,7 +288,7 @@ def _gaps(faults: _Faults, wanted: np.ndarray, output, field: Field | None) -> n
         bad = [g for g in listed if type(g) not in (int, float) or not 0 <= g < MAX_SECONDS]
         if type(gaps) is not list or bad:
             detail = f"field '{field.name}' holds {shown((bad or listed)[0])}, no list of times"
-            faults.add(f"have no possible '{field.name}'", "taken as unknown", row, detail)
+            faults.add(*_impossible(field), row, detail)
         elif len(gaps) < SINGLE * (output[row] - 1):
             faults.add(
                 "came in chunks of several tokens",
