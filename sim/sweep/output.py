@@ -46,13 +46,14 @@ from twinserve.sim.sweep.statistics import over_seeds
 from twinserve.traces.workload import WorkloadError
 from twinserve.traces.write import write_atomically
 
-# Shown if there is one, in this order: name in the summary, and as a heading.
+# Shown if there is one, in this order: name in the summary, and as a heading. As in the table that
+# simulate prints.
 COLUMNS = {
     "classes.rt.mean_ttft_ms": "TTFT ms",
     "classes.rt.mean_tpot_ms": "TPOT ms",
     "classes.rt.slo_attainment": "attained",
-    "classes.be.output_throughput": "best-effort tok/s",
-    "output_throughput": "tok/s",
+    "classes.be.window_total_token_throughput": "best-effort tok/s",
+    "total_token_throughput": "tok/s",
 }
 VERDICT = "classes.rt.saturation.verdict"  # of each run; shown as `queue`, as simulate does
 _MOST_NOTICES = 8
@@ -65,6 +66,10 @@ _WHY = {  # a difference has no test
     "one run": " of each; give --seeds 5",
     "requests are the same": " under each seed; --repeat windows=5 takes others",
 }
+_FILES = (
+    *("sweep.json", "runs.parquet", "table.csv", "failures.csv", "differences.csv"),
+    *("plot.png", "plot.svg", "plot.pdf"),
+)
 _BARS = "[low, high]: step times off by the expected error, means over seeds (docs/profiles.md)"
 _WIDEST = 160  # of the printed table where it goes into a file
 
@@ -176,7 +181,8 @@ def _counted(verdicts: pd.Series) -> str | None:
 def write_results(
     out: Path, frame: pd.DataFrame, table: pd.DataFrame, failures: pd.DataFrame, about: dict
 ) -> None:
-    """Write all files but the plots. Raises WorkloadError."""
+    """Write all files but differences.csv and the plots. What an earlier sweep wrote and this one
+    does not, is removed. Raises WorkloadError."""
     if len(frame):
         sink = io.BytesIO()
         try:
@@ -187,12 +193,13 @@ def write_results(
                 "that folder, or name another --out"
             ) from None
         pq.write_table(columns.replace_schema_metadata(None), sink)
+    for name in _FILES:
+        (out / name).unlink(missing_ok=True)
+    if len(frame):
         write_atomically(out / "runs.parquet", sink.getvalue())
         write_atomically(out / "table.csv", table.to_csv(index=False).encode())
     if len(failures):
         write_atomically(out / "failures.csv", failures.to_csv(index=False).encode())
-    else:
-        (out / "failures.csv").unlink(missing_ok=True)
     write_atomically(out / "sweep.json", dump_json(about).encode())
 
 
