@@ -135,26 +135,26 @@ class VllmPolicy(Policy[VllmOptions]):
         plan = StepPlan()
         self._draining = view.draining
         ledger.begin_step()
-        budget = self._grant_running(plan, requests, ledger)
+        left = budget = self._grant_running(plan, requests, ledger)
         if not plan.preempted and budget > 0 and (self.waiting or self.fetching):
-            self._admit_waiting(plan, budget, requests, ledger)
+            left = self._admit_waiting(plan, budget, requests, ledger)
         # Of running rows only those whose last token is being computed lack none.
         plan.outlasts_ends = self._ends_free_memory_only and budget > 0 and not self.waiting
         if len(plan.rows) == len(self.running) or plan.outlasts_ends:
             # Whatever holds the queue back now (seats, memory, budget) still does while nothing
             # ends or arrives. Of a prompt's chunk it is the budget or the cap.
-            plan.valid_for = further_steps(plan, requests, ledger, self._shut(plan, ledger))
+            plan.valid_for = further_steps(plan, requests, ledger, self._shut(left, ledger))
         plan.moves = ledger.take_moves()
         return plan
 
-    def _shut(self, plan: StepPlan, ledger: KvLedger) -> bool:
+    def _shut(self, budget: int, ledger: KvLedger) -> bool:
         """Whether the queue is held back by more than memory, of which it would need less if more
         of its text were cached."""
         return (
             not self.waiting
             or not ledger.prefix_caching
             or len(self.running) >= self.limits.max_num_seqs
-            or sum(plan.tokens.tolist()) >= self.limits.max_num_batched_tokens
+            or budget <= 0
         )
 
     # -- running requests --------------------------------------------------------------------------
@@ -285,7 +285,8 @@ class VllmPolicy(Policy[VllmOptions]):
     # -- waiting requests --------------------------------------------------------------------------
     def _admit_waiting(
         self, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
-    ) -> None:
+    ) -> int:
+        """Returns the token budget left."""
         rows, tokens, slots = [], [], self._slots
         while budget > slots and self.waiting and len(self.running) < self.limits.max_num_seqs:
             row = self.waiting.peek()
@@ -302,6 +303,7 @@ class VllmPolicy(Policy[VllmOptions]):
         while self._passed:
             self.waiting.put_back(self._passed.pop(), requests)
         self._join(plan, rows, tokens)
+        return budget
 
     def _admit(
         self, row: int, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger

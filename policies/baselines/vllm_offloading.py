@@ -84,7 +84,7 @@ class VllmDecode(VllmPolicy):
 
     def _admit_waiting(
         self, plan: StepPlan, budget: int, requests: RequestTable, ledger: KvLedger
-    ) -> None:
+    ) -> int:
         rows: list[int] = []
         tokens: list[int] = []
         open_ = True
@@ -114,6 +114,7 @@ class VllmDecode(VllmPolicy):
         while self._passed:
             self.waiting.put_back(self._passed.pop(), requests)
         self._join(plan, rows, tokens)
+        return budget
 
     def _has_seat(self) -> bool:
         return len(self.running) < self.limits.max_num_seqs

@@ -232,8 +232,8 @@ class KvLedger(ABC):
         free = self.free_blocks
         if len(rows) * -(-limit // self.block_tokens) <= free:
             return limit
-        new_blocks = np.cumsum(self.block_growth(rows, limit))
-        return int(np.searchsorted(new_blocks, free, side="right"))
+        new_blocks = self.block_growth(rows, limit).cumsum()
+        return int(new_blocks.searchsorted(free, side="right"))
 
     def block_growth(self, rows: np.ndarray, steps: int) -> np.ndarray:
         """Return int64[steps]: the new blocks that `rows` take at each step if each decodes one
@@ -259,8 +259,8 @@ class KvLedger(ABC):
         most += sum([1 + -(-tokens * limit // size) for _, tokens, _ in chunks])
         if most <= free:
             return limit
-        grown = np.cumsum(self.chunk_growth(decodes, chunks, limit))
-        return int(np.searchsorted(grown, free, side="right"))
+        grown = self.chunk_growth(decodes, chunks, limit).cumsum()
+        return int(grown.searchsorted(free, side="right"))
 
     def chunk_growth(self, decodes: np.ndarray, chunks: Chunks, steps: int) -> np.ndarray:
         """`block_growth` for decodes together with prompts."""

@@ -19,32 +19,19 @@ def room_for(column: np.ndarray, row: int) -> np.ndarray:
     return np.concatenate([column, np.zeros(size - len(column), column.dtype)])
 
 
-class FcfsQueue:
+class FcfsQueue(deque[int]):
     """First come, first served; a preempted request goes back to the front."""
 
-    def __init__(self) -> None:
-        self._rows: deque[int] = deque()
-
     def add(self, row: int, requests: RequestTable) -> None:
-        self._rows.append(row)
+        self.append(row)
 
     def put_back(self, row: int, requests: RequestTable) -> None:
-        self._rows.appendleft(row)
+        self.appendleft(row)
 
     def peek(self) -> int:
-        return self._rows[0]
+        return self[0]
 
-    def pop(self) -> int:
-        return self._rows.popleft()
-
-    def remove(self, row: int) -> None:
-        self._rows.remove(row)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self):
-        return iter(self._rows)
+    pop = deque.popleft
 
 
 class PriorityQueue:

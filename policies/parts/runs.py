@@ -48,7 +48,7 @@ def further_steps(plan: StepPlan, requests: RequestTable, ledger: KvLedger, shut
     rows, tokens = plan.rows, plan.tokens
     if further := further_decodes(plan, requests, ledger):
         return further
-    if not len(rows) or max(tokens.tolist()) == 1 or not shut:
+    if not shut or not len(rows) or max(tokens.tolist()) == 1:
         return 0
     if not ledger.runs_of_chunks or plan.preempted or plan.swapped_in:
         return 0

@@ -49,8 +49,9 @@ class StepRecorder:
 
     def __init__(self, replica: int = 0, timed: bool = False) -> None:
         self.replica = replica
-        # of each macro-step the values in the order of _STEP_COLUMNS, and the ends of its steps
-        self._scalars: list[tuple] = []
+        # of each macro-step the values in the order of _STEP_COLUMNS (one after the other: packing
+        # numbers is cheap, packing tuples is not), and the ends of its steps
+        self._scalars = array("q")
         self._ends: list[np.ndarray] = []
         # the same of those before: a column of each value, and ends
         self._packed: list[tuple[list[np.ndarray], np.ndarray]] = []
@@ -120,12 +121,12 @@ class StepRecorder:
         once, self._pending = self._pending, [0, 0, 0, 0]
         if len(self._ends) == 2 * _PACK:
             ends = np.concatenate(self._ends[:_PACK])
-            self._packed.append((_columns(self._scalars[:_PACK]), ends))
-            del self._scalars[:_PACK], self._ends[:_PACK]
+            self._packed.append((_columns(self._scalars[: _PACK * _WIDE]), ends))
+            del self._scalars[: _PACK * _WIDE], self._ends[:_PACK]
         if steps > 1:
             self._plan_growth(plan, steps, requests, ledger)
         prefills = len(work.prefill_new)
-        self._scalars.append(
+        self._scalars.extend(
             (
                 prefills,
                 sum(work.prefill_new.tolist()) if prefills else 0,
@@ -164,7 +165,8 @@ class StepRecorder:
     def went_on(self, ends_s: np.ndarray, running: int, waiting: int) -> bool:
         """Extend the last run by one step that ends at `ends_s`. Returns False, and changes
         nothing, if other counts have changed since the run began; then call `planned`."""
-        if self._scalars[-1][3:5] != (running, waiting) or any(self._pending):
+        before = self._scalars[_RUNNING], self._scalars[_RUNNING + 1]
+        if before != (running, waiting) or any(self._pending):
             return False
         self._ends[-1] = ends_s
         self.steps += 1
@@ -175,7 +177,8 @@ class StepRecorder:
         self._ends[-1] = self._ends[-1][:-1]
         self.steps -= 1
         if self.firsts[-1] == self.steps:
-            for column in (self._scalars, self._ends, self.starts, self.firsts):
+            del self._scalars[-_WIDE:]
+            for column in (self._ends, self.starts, self.firsts):
                 column.pop()
 
     def idle(self, now: float, running: int, waiting: int, used: int) -> None:
@@ -227,7 +230,8 @@ class StepRecorder:
         pack, place = divmod(step, _PACK)
         if pack < len(self._packed):
             return [int(column[place]) for column in self._packed[pack][0]]
-        return self._scalars[step - _PACK * len(self._packed)]
+        first = _WIDE * (step - _PACK * len(self._packed))
+        return self._scalars[first : first + _WIDE]
 
     def withdrawn(self, row: int) -> None:
         """A request was cancelled; its row records the end (`request_columns`)."""
@@ -317,8 +321,12 @@ class Gaps(NamedTuple):
         return Gaps(self.seconds[chosen.repeat(self.number)], *kept)
 
 
-def _columns(entries: Sequence[tuple]) -> list[np.ndarray]:
-    return [narrow(column) for column in np.array(entries, np.int64).T]
+_WIDE = len(StepRecorder._STEP_COLUMNS)
+_RUNNING = StepRecorder._STEP_COLUMNS.index("running") - _WIDE  # of the last step
+
+
+def _columns(entries: array) -> list[np.ndarray]:
+    return [narrow(column) for column in np.array(entries, np.int64).reshape(-1, _WIDE).T]
 
 
 def _packed(gaps: list[tuple[np.ndarray, int, int]]) -> Gaps:
