@@ -21,6 +21,7 @@ from twinserve.profiles.profile import load_profile
 from twinserve.sim.cli.calibrate import calibrate
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.usefixtures("vllm")]
+LIMIT_S = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def written(vllm, tmp_path_factory):
         max_step_tokens=1024,
         max_model_len=2048,
         swap_blocks=40,
-        limit=300.0,  # a busy machine measures again what was disturbed
+        limit=LIMIT_S,  # a busy machine measures again what was disturbed
     )
     return folder
 
@@ -88,9 +89,11 @@ def test_steps_of_random_composition_are_predicted(profile, measurement):
 
 def test_every_kind_was_measured_in_shuffled_rounds(measurement):
     traffic = [s for s in measurement.steps if s.kind == "traffic"]
-    assert {s.round for s in traffic} == {1, 2, 3, 4} and any(
-        s.work.churn.swapped_out for s in traffic
-    )
+    rounds, facts = {s.round for s in traffic}, measurement.provenance
+    if facts["elapsed_s"] <= LIMIT_S or "traffic" not in facts["partial"]:
+        assert rounds == {1, 2, 3, 4} and any(s.work.churn.swapped_out for s in traffic)
+    else:  # so slow a machine that the time was up
+        assert rounds == set(range(1, 1 + len(rounds))) and rounds
     steps = [s for s in measurement.steps if s.kind != "traffic"]
     assert {s.kind for s in steps} == {
         "decode", "prefill", "prefills", "chunk", "mixed", "skewed", "check", "leaving",
