@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from twinserve.backends.live.emulate.model import VOCAB, write_model
+from twinserve.backends.live.emulate.model import one_token_words, write_model
 from twinserve.backends.live.emulate.pace import Lateness
 from twinserve.backends.live.emulate.serve import engine_arguments
 from twinserve.backends.live.measure.replayed import Seen, prompts_of, replayed
@@ -152,34 +154,50 @@ def check_served(inputs: Inputs) -> None:
 
 
 def serve_emulated(inputs: Inputs, spec: PolicySpec) -> EmulatedServer:
-    """Start `vllm serve` on the GPU of `inputs`, send the workload in wall time, stop the server.
-    Server and clients go before other programs, if the host allows it. Raises LiveEngineError, one
-    line, if it does not start or an answer is lost."""
+    """Send the workload in wall time to a server of its own (`emulated_server`)."""
     check_served(inputs)
-    workload, block = inputs.workload, inputs.hardware.block_tokens
-    prompts = prompts_of(workload, block, inputs.config.seed, VOCAB)
-    ours = spec.name != "vllm"
-    further = [
-        {"vllm_xargs": said_of(workload, row)} if ours else {} for row in range(len(workload))
-    ]
+    with emulated_server(inputs, spec) as send:
+        return send(inputs.workload, inputs.config.seed)
+
+
+@contextmanager
+def emulated_server(
+    inputs: Inputs, spec: PolicySpec
+) -> Iterator[Callable[[Workload, int], EmulatedServer]]:
+    """Start `vllm serve` on the GPU of `inputs`; with what is yielded, send a workload, its texts
+    drawn by a seed; stop the server. Server and clients go before other programs, if the host
+    allows it. Raises LiveEngineError, one line, if it does not start or an answer is lost."""
+    ours, block = spec.name != "vllm", inputs.hardware.block_tokens
     with tempfile.TemporaryDirectory(prefix="twinserve-") as folder:
         server = _start(inputs, spec, Path(folder))
+        words, stamped = one_token_words(server.model), 0
+
+        def send(workload: Workload, seed: int) -> EmulatedServer:
+            nonlocal stamped
+            drawn = prompts_of(workload, block, seed, len(words))
+            prompts = ["".join(words[token] for token in tokens) for tokens in drawn]
+            said = [{"vllm_xargs": said_of(workload, row)} for row in range(len(workload))]
+            # asked, not read from its last words: on a busy host a server is killed before these
+            before = server.called("lateness")
+            with ahead_of_others():
+                further = said if ours else None
+                seen = asyncio.run(replayed(server.url, server.name, workload, prompts, further))
+            counts = server.called("lateness")
+            if lost := int(np.isnan(seen.last_s).sum()):
+                raise LiveEngineError(
+                    f"{spec.label}: the server lost {lost} of {len(workload)} answers"
+                )
+            lines = (Path(folder) / "stamps").read_text().splitlines()
+            stamps, stamped = [json.loads(line) for line in lines[stamped:]], len(lines)
+            lateness = Lateness(**{name: counts[name] - before[name] for name in counts})
+            return of_stamps(seen, stamps, lateness)
+
         try:
             server.wait(300.0)
             put_ahead(server.process.pid)
-            with ahead_of_others():
-                seen = asyncio.run(replayed(server.url, server.name, workload, prompts, further))
-            # asked, not read from its last words: on a busy host a server is killed before these
-            lateness = Lateness(**server.called("lateness"))
+            yield send
         finally:
             server.stop()
-        lost = int(np.isnan(seen.last_s).sum())
-        if lost:
-            raise LiveEngineError(
-                f"{spec.label}: the server lost {lost} of {len(workload)} answers"
-            )
-        stamps = [json.loads(s) for s in (Path(folder) / "stamps").read_text().splitlines()]
-    return of_stamps(seen, stamps, lateness)
 
 
 def of_stamps(seen: Seen, stamps: list[dict], lateness: Lateness) -> EmulatedServer:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.parameters import mostly_nightly
+from twinserve.backends.live.emulate.model import one_token_words, write_tokenizer
 from twinserve.backends.live.versions import installed_vllm
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.setup.config import SimulationConfig
@@ -100,6 +101,16 @@ def test_a_server_in_wall_time_is_compared_with_the_simulation(vllm, policy):
     means, parts = server.means(found.arrived, found.fronted), server.mean_parts(found.fronted)
     assert np.sum(list(parts.values()), axis=0) == pytest.approx(means["client", "ttft"])
     assert all((seconds > -1e-4).all() for seconds in server.parts.values())
+
+
+def test_prompts_of_words_have_as_many_tokens(tmp_path):
+    from tokenizers import Tokenizer
+
+    write_tokenizer(tmp_path)
+    words = one_token_words(tmp_path)
+    text = "".join(np.random.default_rng(0).choice(words, 3000))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert len(words) > 1000 and len(tokenizer.encode(text).ids) == 3000
 
 
 class Served:

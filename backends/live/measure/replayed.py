@@ -57,7 +57,7 @@ async def replayed(
     url: str,
     model: str,
     workload: Workload,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[list[int] | str],
     further: Sequence[dict] | None = None,
     beside: Callable[[float], Awaitable[None]] | None = None,
 ) -> Seen:
