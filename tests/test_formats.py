@@ -39,6 +39,7 @@ OTHERS = "files of other people and programs: what they are is told by their con
 CHECKED = "other files of commands, for a page: every value that it shows is checked"
 READERS = {
     "backends/live/apart/shelf.py": "shared memory of engines that were started here",
+    "backends/live/emulate/model.py": "a tokenizer that was written here",
     "backends/live/emulate/serve.py": VALUE, "backends/live/engine/engine.py": OTHERS,
     "backends/live/measure/front_end.py": TOLD, "backends/live/measure/replayed.py": TOLD,
     "backends/live/route/messages.py": HTTP, "backends/live/route/front.py": HTTP,
@@ -46,7 +47,7 @@ READERS = {
     "backends/live/serving/process.py": "what a server answers",
     "backends/live/serving/prometheus.py": "counts of the same server",
     "experiments/benchmark/main.py": "what a command that it has just run printed",
-    "experiments/campaign/free.py": "files of campaigns",
+    "experiments/campaign/beside.py": OTHERS, "experiments/campaign/free.py": "files of campaigns",
     "experiments/campaign/runs.py": "files of campaigns",
     "experiments/campaign/setup.py": "files of campaigns", "experiments/route/main.py": TOLD,
     "experiments/study/claims.py": "a part of the program",

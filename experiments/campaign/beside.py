@@ -120,7 +120,8 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict]:
             config = one.config.model_copy(update={"front_end": front})
             asked = replace(resolve(config), workload=workload)
             run = run_simulation(Simulation(asked, spec))
-            yield row | {"source": f"simulated ({Path(front).stem})", **of_simulated(run)}
+            source = f"simulated ({Path(front).name.removesuffix('.json')})"
+            yield row | {"source": source, **of_simulated(run)}
         known = max(known, len(one.workload)) if given.same_prompts else 0
     seed = 0
     with emulated_server(inputs, spec) as send:
