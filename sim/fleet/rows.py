@@ -142,9 +142,11 @@ def _seen(table: Columns, requests: list[Request], front_end: Between) -> Column
     """Rows of `requests` by the clocks of their clients, and in columns of their own the engine's
     arrival and first token. An engine may have completed what its client no longer waited for."""
     number = np.array([request.number for request in requests], np.int64)
+    gave = [_gave(request) for request in requests]
+    replicas = np.array(gave, np.int64).reshape(-1, 2).T
     first_s, last_s = (
-        front_end.seen_s(table[name], table["replica"], number)
-        for name in ("first_token_s", "last_token_s")
+        front_end.seen_s(table[name], of, number)
+        for name, of in zip(("first_token_s", "last_token_s"), replicas, strict=True)
     )
     ends = _ends(requests)
     sent_s = np.array([request.sent_s for request in requests], np.float64)
@@ -158,6 +160,17 @@ def _seen(table: Columns, requests: list[Request], front_end: Between) -> Column
         **ends | {"ended_s": np.where(ends["finished"], last_s, ends["ended_s"])},
         **{ENGINE_ARRIVAL: table["arrival_s"], ENGINE_FIRST_TOKEN: table["first_token_s"]},
     )
+
+
+def _gave(request: Request) -> tuple[int, int]:
+    """Return the replicas of the client's first and last token; -1: no token."""
+    found = [
+        stay.replica.index
+        for stay in request.placements[request.anew :]
+        if not stay.replica.prefills
+        and stay.replica.engine.core.requests.output_tokens[stay.row] > stay.before_tokens
+    ]
+    return (found[0], found[-1]) if found else (-1, -1)
 
 
 def _ends(requests: list[Request]) -> dict[str, np.ndarray]:

@@ -155,6 +155,27 @@ def test_every_request_ends_once_whatever_clients_do(seed):
     assert (done["ended_s"] == done["last_token_s"]).all()
 
 
+def test_a_token_is_seen_when_the_replica_that_gave_it_sent_it():
+    """A request that goes on elsewhere had its first token before; it may end there without one."""
+
+    def row(*crashes: float) -> pd.Series:
+        failures = [{"replica": i, "at_s": at_s} for i, at_s in enumerate(crashes)]
+        config = SimulationConfig(
+            trace="fixed:200,200", requests=2, rate=0.01, profile="llama-3.1-8b@h100",
+            slo="none", front_end="vllm", replicas=2, on_failure="migrate",
+            failures=json.dumps(failures),
+        )  # fmt: skip
+        inputs = resolve(config)
+        return run_policy(inputs, inputs.policies[0]).rows.requests.iloc[0]
+
+    undisturbed = row(1e6)
+    crash_s = undisturbed["arrival_s"] + 0.5
+    moved, gone = row(crash_s), row(crash_s, crash_s + 0.001)
+    assert moved["outcome"] == "completed" and moved["last_token_s"] > undisturbed["last_token_s"]
+    assert moved["first_token_s"] == gone["first_token_s"] == undisturbed["first_token_s"]
+    assert gone["outcome"] == "failed" and crash_s - 0.1 < gone["last_token_s"] < crash_s + 0.01
+
+
 # -- threads ---------------------------------------------------------------------------------------
 SERVICE = Service(
     accept_s=1e-3, submit_s=1e-3, prompt_token_s=1e-6, tokenise_s=2e-6, step_s=3e-4, token_s=2e-5,
