@@ -13,12 +13,13 @@ import pytest
 from twinserve.backends.live.emulate import serve as serving
 from twinserve.backends.live.emulate.pace import WallPace
 from twinserve.backends.live.emulate.serve import check_port, engine_arguments
-from twinserve.backends.live.emulate.settings import KEY, emulated, read_emulated
+from twinserve.backends.live.emulate.settings import KEY, anywhere, emulated, read_emulated
 from twinserve.backends.live.emulate.steps import EmulatedSteps, TokenRange
 from twinserve.backends.live.serving.options import read_options
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.errors import TwinserveError
-from twinserve.profiles.composition import StepTimeModel
+from twinserve.profiles.composition import StepComposition, StepTimeModel
+from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 
@@ -142,6 +143,20 @@ def test_the_server_gets_the_profiles_memory_and_limits():
     same = resolve_hardware(gpu.config)
     assert same.limits == hardware.limits and not gpu.config.async_scheduling
     assert read_options(options).policy == "bros:chunk=fit"  # our scheduler minds its own keys
+
+
+def test_an_engine_in_another_folder_finds_the_profiles_file(tmp_path, monkeypatch):
+    save_profile(load_profile(PROFILE), tmp_path / "mine.json")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = SimulationConfig(profile="mine.json", num_blocks=100)
+    arguments = engine_arguments(config, resolve_hardware(config), "bros:chunk=fit", [])
+    options = json.loads(arguments[arguments.index("--additional-config") + 1])
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert read_emulated(options).model().step_seconds(StepComposition(1, 99, 99)) > 0
+    assert load_profile(options["profile"])
+    assert anywhere("cfg/config.json@h100:tp2") == f"{tmp_path}/elsewhere/cfg/config.json@h100:tp2"
+    assert anywhere(PROFILE) == PROFILE
 
 
 def test_options_of_the_scheduler_may_be_given_beside():

@@ -3,6 +3,7 @@ Imports no vLLM."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -60,11 +61,17 @@ def emulated(config: SimulationConfig, hardware: Hardware, named_tokens: bool = 
         if getattr(config, name) != SimulationConfig.model_fields[name].get_default()
     }
     return Emulated(
-        hardware={"profile": config.profile, **given},
+        hardware=given | {"profile": anywhere(config.profile)},
         num_blocks=hardware.num_blocks,
         kv_bytes_per_token=hardware.limits.kv_bytes_per_token,
         named_tokens=named_tokens,
     )
+
+
+def anywhere(profile: str) -> str:
+    """Return the profile's name with a file's path absolute: the engine runs in another folder."""
+    name, at, gpu = profile.partition("@")
+    return f"{Path(name).resolve()}{at}{gpu}" if name.lower().endswith(".json") else profile
 
 
 def read_emulated(additional_config: dict | None) -> Emulated:
