@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from twinserve.experiments.measured.points import Measured, read_measured
@@ -91,16 +92,24 @@ def _of_one_layer(name: str) -> Profile:
 
 def markdown(rows: pd.DataFrame) -> str:
     """Tables of scored points, and how many are not scored, by reason."""
-    good, unseen = with_groups(rows[rows.why == ""]), held_out(rows)
+    good, unseen = with_groups(rows[rows.why == ""]), with_loads(held_out(rows))
     tables = {
         "By kind and GPU family": (good, ("step", "kind", "family", "form")),
         "By source": (good, ("step", "source", "form")),
         "All": (good, ("step", "form")),
         "All, ranges of other sources": (unseen, ("step", "form")),
+        "By load, ranges of other sources": (unseen, ("step", "load", "form")),
+        "By class, ranges of other sources": (unseen, ("step", "class", "form")),
     }
-    return sections(
-        {title: score_lines(ranged(of), by) for title, (of, by) in tables.items()}, rows.why
-    )
+    parts = {title: score_lines(ranged(of), by) for title, (of, by) in tables.items()}
+    return sections(parts, rows.why)
+
+
+def with_loads(rows: pd.DataFrame) -> pd.DataFrame:
+    """Scored points with `load`: requests under way, or what else was measured."""
+    of = {"a burst": rows.what == "batch", "one layer": rows.what == "layer"}
+    of |= {"1 to 4": rows.concurrency <= 4, "5 to 31": rows.concurrency < 32}
+    return rows.assign(load=np.select(list(of.values()), list(of), "32 or more"))
 
 
 def ranged(rows: pd.DataFrame) -> pd.DataFrame:

@@ -81,6 +81,31 @@ def test_a_table_comes_from_the_runs_beside_it(name):
         assert figure.text(table) == (folder / TEXT_FILE).read_text()
 
 
+# page, what stands in it, kept table, its row, and columns with a factor in the page's units
+QUOTED = (
+    ("bros", "`all` loses {} ± {} points at 15/s", "bros/parts_high",
+     {"variant": "replacement until one fails"},
+     (("slo_attainment_change", -100), ("slo_attainment_change_ci", 100))),
+    ("bros", "latency {} %, best-effort throughput {} % at 10/s", "bros/parts",
+     {"variant": "fixed batch size"}, (("normalized_ms_change", 100), ("be_rps_change", 100))),
+    ("bros", "at load 1: {} ± {} best-effort tokens/s", "systems/prefixes",
+     {"load": 1.0, "system": "prefix cache", "policy": "bros:chunk=fit,kv=paged"},
+     (("be_tokens_per_s", 1), ("be_tokens_per_s_ci", 1))),
+    ("bros", "tokens/s, {} ± {} without", "systems/prefixes",
+     {"load": 1.0, "system": "no prefix cache", "policy": "bros:chunk=fit,kv=paged"},
+     (("be_tokens_per_s", 1), ("be_tokens_per_s_ci", 1))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "text", "kept", "of", "columns"), QUOTED)
+def test_a_sentence_has_the_numbers_of_a_kept_table(page, text, kept, of, columns):
+    rows = pd.read_csv(RESULTS / kept / "table.csv")
+    for name, value in of.items():
+        rows = rows[rows[name] == value]
+    said = text.format(*(f"{factor * rows[name].item():,.0f}" for name, factor in columns))
+    assert said in (ROOT / "docs" / f"{page}.md").read_text()
+
+
 def test_every_figure_of_all_systems_is_whole_and_the_page_names_it():
     folder = RESULTS / SYSTEMS.system
     names = {figure.name for figure in SYSTEMS.figures}
