@@ -38,8 +38,6 @@ CACHE_CLAIMS = claims(
 
 # What the ACM version says of a part; it prints no ablation of these. Variant without it (or with
 # more of it), quantity, section, and what that should do.
-LATENCY, THROUGHPUT = "normalised latency", "best-effort throughput"
-KEPT = "requests that keep both objectives"
 DATA = texts(__file__, "data.yaml")
 PARTS = DATA.SAID_OF_PARTS
 PART_CLAIMS = {

@@ -17,30 +17,15 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from twinserve.experiments.measured.truth import truth_folder
+from twinserve.experiments.study.claims import texts
 from twinserve.profiles.gpus import SYSTEMS
 from twinserve.profiles.specs import ProfileError
 
 DATA = "aiconfigurator-core"  # the distribution that has the loops
-# (model in the file, format of its matrices): what it is called here. In the file `nvfp4` of
-# gpt-oss is its own MXFP4: there is no other checkpoint, and H100 cannot run NVFP4.
-MODELS = {
-    ("Qwen/Qwen3-32B", ""): "qwen3-32b",
-    ("Qwen/Qwen3-32B", "fp8"): "qwen3-32b-fp8",
-    ("meta-llama/Llama-3.1-70B", "fp8"): "llama-3.1-70b-fp8",
-    ("meta-llama/Llama-3.1-70B", "nvfp4"): "llama-3.1-70b-nvfp4",
-    ("nvidia/Llama-3.1-8B-Instruct-FP8", "fp8"): "llama-3.1-8b-fp8",
-    ("openai/gpt-oss-120b", "nvfp4"): "gpt-oss-120b",
-    ("Qwen/Qwen3-235B-A22B-FP8", "fp8"): "qwen3-235b-a22b-fp8",
-}
-# Of the formats that the catalogue's names do not have (FP8 in blocks): its config.json.
-CONFIGS = {"qwen3-235b-a22b-fp8": "Qwen--Qwen3-235B-A22B-FP8_config.json"}
-# beyond the models of the study of loops
-MORE_MODELS = {
-    ("MiniMaxAI/MiniMax-M2.5", "fp8"): "minimax-m2.5-fp8",
-    ("MiniMaxAI/MiniMax-M2.5", "nvfp4"): "minimax-m2.5-nvfp4",
-    ("moonshotai/Kimi-K2.5", "int4_wo"): "kimi-k2.5",
-    ("moonshotai/Kimi-K2.5", "nvfp4"): "kimi-k2.5-nvfp4",
-}
+_DATA = texts(__file__, "loops.yaml")
+MODELS, MORE_MODELS = (
+    {(path, form): name for path, form, name in rows} for rows in (_DATA.MODELS, _DATA.MORE_MODELS)
+)
 _COPIES = "kimi-k2.5-gap-analysis"  # of rows that it has from InferenceMAX, too
 # The file has their experts split, which vLLM refuses; InferenceX's pull request 869 has the flag.
 _EXPERTS_WHOLE = (("minimax-m2.5-fp8", "h200", 8),)
@@ -253,7 +238,7 @@ def _loop(row: Mapping[str, str], models: Mapping[tuple[str, str], str]) -> Loop
     if mixture and (split * ep != tp or ep not in (1, tp)):
         return None  # more ranks than that: which attention they have is not said
     ep = ep if mixture else 1
-    config = resources.files("aiconfigurator_core") / "model_configs" / CONFIGS.get(model, "")
+    config = resources.files("aiconfigurator_core") / "model_configs" / _DATA.CONFIGS.get(model, "")
     said = re.search(r"silicon_concurrency=(\d+)", origin)
     concurrency = int(said[1] if said else row["batch_size"])
     known, release = bool(re.match(_DUMPS, origin)), release_of(row["backend_version"])
@@ -261,7 +246,7 @@ def _loop(row: Mapping[str, str], models: Mapping[tuple[str, str], str]) -> Loop
     return Loop(
         source=f"silicon sample: {'InferenceMAX' if known else 'aiconfigurator'} {model}",
         what="tpot",
-        profile=_named(str(config) if model in CONFIGS else model, gpu, tp, ep),
+        profile=_named(str(config) if model in _DATA.CONFIGS else model, gpu, tp, ep),
         isl=int(row["isl"]),
         osl=int(row["osl"]),
         concurrency=concurrency,

@@ -7,24 +7,17 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from twinserve.backends.live.engine import tiny_model
 from twinserve.backends.live.serving.client import bench
 from twinserve.backends.live.serving.process import CPU_ENGINE, ServerProcess
 from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.sim.cli.main import main
-from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.inputs import resolve
-from twinserve.sim.setup.run import run_policy
-from twinserve.sim.twin.served import of_run
 
 NAME = "small"
 ENGINE = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 512}
 BLOCK_TOKENS = 32
 # what no profile says of a CPU engine; its KV memory holds more than 16 of the longest requests
 ON_A_CPU = ["--dtype", "float32", "--enforce-eager", "--generation-config", "vllm"]
-METRICS = ("ttft", "tpot", "e2el")
 
 
 def write_small(folder: Path) -> Path:
@@ -82,22 +75,3 @@ def calibrate(files: Sequence[Path], begin: Path, out: Path) -> bool:
         with suppress(SystemExit):
             main(words)
     return out.exists()
-
-
-def predicted(profile: Path, load: dict, seed: int) -> np.ndarray:
-    """float64[3]: mean TTFT, TPOT and E2E latency, seconds, of the load as stated, on a calibrated
-    profile and its front end."""
-    front = profile.with_suffix(".front_end.json")
-    config = SimulationConfig(
-        profile=str(profile),
-        front_end=str(front) if front.exists() else "none",
-        trace="vllm:" + ",".join(f"{name}={value}" for name, value in load.items()),
-        seed=seed,
-        slo="none",
-        host_time="none",
-        block_tokens=BLOCK_TOKENS,
-        **ENGINE,
-    )
-    inputs = resolve(config)
-    served = of_run("predicted", run_policy(inputs, inputs.policies[0]))
-    return np.array([np.nanmean(served.latencies[name]) for name in METRICS])

@@ -30,65 +30,57 @@ CASE = CASES[1]
 RANKS = CASES[3]
 
 
-def _write_run(truth: Path, case, requests: pd.DataFrame, **engine) -> None:
-    """A run's files, as the measured ones have them."""
+ENGINE = {"data_parallel_size": 1, "enable_expert_parallel": False, "max_num_seqs": 8}
+ENGINE |= {"max_model_len": None, "max_num_batched_tokens": 512}
+
+
+def _write_run(truth: Path, case, requests: pd.DataFrame, **engine) -> MeasuredRun:
+    """A run's files, as the measured ones have them, and what is read of them."""
     folder = truth / "vllm_runs" / case.folder
     folder.mkdir(parents=True, exist_ok=True)
     requests.to_csv(folder / "requests.csv", index=False)
-    pd.DataFrame(
-        {"t": [1.0, 2.0], "running": [1, 2], "waiting": [0, 0], "kv_cache_pct": [0.0, 0.0]}
-    ).to_csv(folder / "timeseries.csv", index=False)
-    arguments = {
-        "data_parallel_size": 1,
-        "enable_expert_parallel": False,
-        "max_num_seqs": 8,
-        "max_model_len": None,
-    }
-    arguments |= {"max_num_batched_tokens": 512} | engine
-    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": arguments}))
+    series = {"t": [1.0, 2.0], "running": [1, 2], "waiting": 0, "kv_cache_pct": 0.0}
+    pd.DataFrame(series).to_csv(folder / "timeseries.csv", index=False)
+    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": ENGINE | engine}))
     shared = [[*range(4), *range(100 * i, 100 * i + 40)] for i in range(1, len(requests) + 1)]
     with gzip.open(truth / "vllm_runs" / f"prefix_blocks_{case.prefix}.json.gz", "wt") as file:
         json.dump(shared, file)
+    return read_run(truth, case)
 
 
 def _requests(n: int = 30) -> pd.DataFrame:
     rng = np.random.default_rng(1)
     columns = {"request_id": range(n), "arrival_s": np.cumsum(rng.exponential(0.05, n)) - 0.01}
     columns |= {"input_toks": rng.integers(70, 600, n), "output_toks": rng.integers(2, 60, n)}
-    frame = pd.DataFrame(columns)
-    return frame.assign(queued_s=0.0, first_token_s=1.0, last_token_s=2.0)
+    return pd.DataFrame(columns).assign(queued_s=0.0, first_token_s=1.0, last_token_s=2.0)
+
+
+def in_order(rows) -> pd.DataFrame:
+    """Simulated requests by number."""
+    return rows.requests.sort_values("request_id", key=lambda i: i.astype(int), ignore_index=True)
 
 
 def test_a_run_that_the_simulator_made_is_met_exactly(tmp_path):
-    _write_run(tmp_path, CASE, _requests())
-    run = read_run(tmp_path, CASE)
+    run = _write_run(tmp_path, CASE, _requests())
     rows = simulate(run, profile_of(run))
-    samples = simulated_samples(rows)
-    made = rows.requests.assign(i=rows.requests.request_id.astype(int)).sort_values(
-        "i", ignore_index=True
-    )
-    first = made.first_token_s - samples["TTFT"]
-    measured = _requests().assign(
-        queued_s=first, first_token_s=made.first_token_s, last_token_s=made.last_token_s
-    )
+    made = in_order(rows)
+    ends = {name: made[name] for name in ("first_token_s", "last_token_s")}
+    queued = made.first_token_s - simulated_samples(rows)["TTFT"]
+    measured = _requests().assign(queued_s=queued, **ends)
     _write_run(tmp_path, CASE, measured)
     report = {row["metric"]: row for row in validation.validate_run(tmp_path, CASE)}
     assert all(abs(row[name]) < 1e-9 for row in report.values() for name in STATISTICS)
     assert report["E2E"]["real_s"] > report["TTFT"]["real_s"] > 0
     # a slower engine is seen as one
     decoding = measured.last_token_s - measured.first_token_s
-    late = measured.assign(last_token_s=measured.first_token_s + 1.25 * decoding)
-    _write_run(tmp_path, CASE, late)
+    _write_run(tmp_path, CASE, measured.assign(last_token_s=made.first_token_s + 1.25 * decoding))
     slower = {row["metric"]: row for row in validation.validate_run(tmp_path, CASE)}
-    assert (
-        slower["TPOT"]["mean"] == pytest.approx(1 / 1.25 - 1, abs=1e-9)
-        and abs(slower["TTFT"]["mean"]) < 1e-9
-    )
+    assert slower["TPOT"]["mean"] == pytest.approx(1 / 1.25 - 1, abs=1e-9)
+    assert abs(slower["TTFT"]["mean"]) < 1e-9
 
 
 def test_a_requests_time_starts_with_the_engines_next_step(tmp_path):
-    _write_run(tmp_path, CASE, _requests())
-    run = read_run(tmp_path, CASE)
+    run = _write_run(tmp_path, CASE, _requests())
     rows = simulate(run, profile_of(run))
     # ids and rows are in the same order here
     queued = rows.requests.first_token_s - simulated_samples(rows)["TTFT"]
@@ -96,15 +88,14 @@ def test_a_requests_time_starts_with_the_engines_next_step(tmp_path):
     assert np.isin(queued.round(9), rows.steps.start_s.round(9)).all()
     # asynchronous: seen when a step ends, planned beside the next one, first token no sooner than
     # the one after
-    busy = rows.requests.arrival_s > rows.steps.start_s.iloc[0]
     starts = rows.steps.start_s.to_numpy()
+    busy = rows.requests.arrival_s > starts[0]
     pairs = zip(queued[busy], rows.requests.first_token_s[busy], strict=True)
     assert min((starts > q).sum() - (starts >= t).sum() for q, t in pairs) >= 1
 
 
 def test_prefix_blocks_are_shared_and_an_open_block_is_not(tmp_path):
-    _write_run(tmp_path, CASE, _requests())
-    run = read_run(tmp_path, CASE)
+    run = _write_run(tmp_path, CASE, _requests())
     load = workload(run)
     shared = [load.prefix.of(i)[:4].tolist() for i in range(len(load))]
     assert all(ids == shared[0] for ids in shared)
@@ -129,8 +120,7 @@ def test_ranks_that_share_experts_step_together(tmp_path):
     together, apart = {"enable_expert_parallel": True}, {"enable_expert_parallel": False}
     found = {}
     for name, engine in (("together", together), ("apart", apart)):
-        _write_run(tmp_path, RANKS, _requests(), data_parallel_size=2, **engine)
-        run = read_run(tmp_path, RANKS)
+        run = _write_run(tmp_path, RANKS, _requests(), data_parallel_size=2, **engine)
         found[name] = simulate(run, profile_of(run))
         assert found[name].requests.finished.all() and set(found[name].requests.replica) == {0, 1}
     # a recorded step holds the wait for the other's step, and then lasts no longer than the one it

@@ -1,12 +1,13 @@
 """Step times read off the events of measured runs: kept stretches, and counts each second."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tests.experiments.test_validation import _write_run
+from tests.experiments.test_validation import _write_run, in_order
 from tests.parameters import mostly_nightly
 from tests.truth import truth
 from twinserve.experiments.validation.runs import CASES, profile_of, read_run, simulate
@@ -27,39 +28,24 @@ CASE = CASES[1]
 
 def _made(tmp_path, requests: pd.DataFrame, **engine):
     """A run as its events would have been recorded had the simulator been the engine."""
-    _write_run(tmp_path, CASE, requests, **engine)
-    planned = read_run(tmp_path, CASE)
+    planned = _write_run(tmp_path, CASE, requests, **engine)
     rows = simulate(planned, profile_of(planned))
-    made = rows.requests.assign(i=rows.requests.request_id.astype(int)).sort_values(
-        "i", ignore_index=True
-    )
+    made = in_order(rows)
     measured = requests.assign(
         queued_s=made.first_scheduled_s,
-        scheduled_s=made.first_scheduled_s,
         first_token_s=made.first_token_s,
         last_token_s=made.last_token_s,
-        prefix_blocks_seen_before=made.hit_tokens // 16,
     )
     _write_run(tmp_path, CASE, measured, **engine)
-    ends = rows.steps.end_s.to_numpy()
+    starts, ends = rows.steps.start_s.to_numpy(), rows.steps.end_s.to_numpy()
     ticks = np.arange(1.0, ends[-1] + 1.0)
-    tokens = np.concatenate(
-        [
-            ends[(ends >= a - 1e-9) & (ends <= b + 1e-9)]
-            for a, b in zip(made.first_token_s, made.last_token_s, strict=True)
-        ]
-    )
-    at = np.clip(np.searchsorted(rows.steps.start_s.to_numpy(), ticks, side="right") - 1, 0, None)
-    series = {
-        "t": ticks,
-        "running": rows.steps.running.to_numpy()[at],
-        "waiting": 0,
-        "kv_cache_pct": 0.0,
-    }
-    series |= {"gen_throughput": np.histogram(tokens, np.r_[0.0, ticks])[0]}
-    pd.DataFrame(series).to_csv(
-        tmp_path / "vllm_runs" / CASE.folder / "timeseries.csv", index=False
-    )
+    spans = zip(made.first_token_s - 1e-9, made.last_token_s + 1e-9, strict=True)
+    tokens = np.concatenate([ends[(ends >= first) & (ends <= last)] for first, last in spans])
+    at = np.clip(np.searchsorted(starts, ticks, side="right") - 1, 0, None)
+    series = {"t": ticks, "running": rows.steps.running.to_numpy()[at], "waiting": 0}
+    series |= {"kv_cache_pct": 0.0, "gen_throughput": np.histogram(tokens, np.r_[0.0, ticks])[0]}
+    folder = tmp_path / "vllm_runs" / CASE.folder
+    pd.DataFrame(series).to_csv(folder / "timeseries.csv", index=False)
     return read_run(tmp_path, CASE)
 
 
@@ -106,40 +92,21 @@ def test_tokens_counted_each_second_tell_the_decode_steps(tmp_path):
     )
     model = profile_of(run).model(48)
     found = counted(run, model)
-    assert found["steps"] >= 8 and found["scale"] == pytest.approx(
-        1, abs=max(0.005, 3 * found["scale_error"])
-    )
+    near = max(0.005, 3 * found["scale_error"])
+    assert found["steps"] >= 8 and found["scale"] == pytest.approx(1, abs=near)
     # a scarce second before hides what came before it; counts that are missing tell nothing
     assert shortage(run).size == 0
     run.series.loc[3, "kv_cache_pct"] = 99.0
     assert shortage(run).tolist() == [4.0] and counted(run, model)["from_s"] == 5.0
-    assert (
-        counted(
-            run.__class__(**{**vars(run), "series": run.series.drop(columns="gen_throughput")}),
-            model,
-        )
-        == {}
-    )
+    assert counted(replace(run, series=run.series.drop(columns="gen_throughput")), model) == {}
 
 
 def test_ranges_by_hand():
-    table = pd.DataFrame(
-        {
-            "decodes": [1, 2, 9],
-            "steps": [1, 3, 2],
-            "real_ms": [10.0, 20, 40],
-            "ours_ms": [11.0, 21, 30],
-            "comm_ms": 2.0,
-        }
-    )
+    table = pd.DataFrame({"decodes": [1, 2, 9], "steps": [1, 3, 2], "comm_ms": 2.0})
+    table = table.assign(real_ms=[10.0, 20, 40], ours_ms=[11.0, 21, 30])
     low, high = by_range(table, "decodes", (0, 8, 16))
-    assert (
-        low["real_ms"] == 17.5
-        and low["ours_ms"] == 18.5
-        and low["steps"] == 4
-        and high["error"] == -0.25
-    )
-    assert high["comm_ms"] == 2 and high["comm_implied_ms"] == 12
+    assert (low["real_ms"], low["ours_ms"], low["steps"]) == (17.5, 18.5, 4)
+    assert (high["error"], high["comm_ms"], high["comm_implied_ms"]) == (-0.25, 2, 12)
 
 
 @pytest.mark.slow

@@ -8,13 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import twinserve
 from twinserve.experiments.serving.server import (
-    METRICS,
+    BLOCK_TOKENS,
+    ENGINE,
     any_cpu,
     bench,
     calibrate,
     engine_arguments,
-    predicted,
     serving,
     write_small,
 )
@@ -23,6 +24,7 @@ from twinserve.traces.readers.formats import read_measurement
 
 pytestmark = [pytest.mark.nightly, pytest.mark.live, pytest.mark.alone]
 
+METRICS = ("ttft", "tpot", "e2el")
 NEAR = 0.30  # for a machine that does other things; a quiet one's figures: docs/calibrate.md
 TRIES = 3  # what else it does may change between a load and the next
 
@@ -48,13 +50,30 @@ def predict(folder: Path, repeats: int) -> pd.DataFrame:
         profile = folder / f"mine{number}.json"
         told = np.full(len(METRICS), np.nan)
         if calibrate([folder / f"seen{number}.json"], begin, profile):
-            told = 1e3 * predicted(profile, OTHER, 21 + number)
+            told = predicted(profile, OTHER, 21 + number)
         means = 1e3 * measured(folder / f"other{number}.json")
         rows += [
             {"repeat": number, "metric": name, "predicted_ms": ours, "measured_ms": theirs}
             for name, ours, theirs in zip(METRICS, told, means, strict=True)
         ]
     return pd.DataFrame(rows)
+
+
+def predicted(profile: Path, load: dict, seed: int) -> list[float]:
+    """Means of METRICS, ms, of the load as stated, on a calibrated profile and its front end."""
+    front = profile.with_suffix(".front_end.json")
+    run = twinserve.simulate(
+        "vllm",
+        "vllm:" + ",".join(f"{name}={value}" for name, value in load.items()),
+        profile=str(profile),
+        front_end=str(front) if front.exists() else "none",
+        seed=seed,
+        slo="none",
+        host_time="none",
+        block_tokens=BLOCK_TOKENS,
+        **ENGINE,
+    )
+    return [run.summary["classes"]["rt"][f"mean_{name}_ms"] for name in METRICS]
 
 
 def measured(file: Path) -> np.ndarray:
