@@ -45,6 +45,7 @@ L40S, H100 = row("l40s", 1.09, 3, 2, 4), row("h100", 3.49, 1, 1, 1)
         ((row("l40s", 1.09, 3, 2, None), H100), (H100, 1)),  # never enough, if steps take longer
         ((row("l40s", 1.0, 2, 2, 3, "undecided meets"), H100), (0, 3)),
         ((row("l40s", 1.0, 2, 2, 3, "undecided undecided"), H100), (0, 2)),
+        ((row("l40s", 1.0, 2, 2, 2, "undecided undecided meets"), H100), (H100, 1)),
     ],
 )
 def test_it_is_cheapest_by_the_number_that_the_range_needs(rows, bought):

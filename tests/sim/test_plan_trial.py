@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.sim.planned import settings, write_trace
 from twinserve.policies.echo.offline import MemoryForecast
-from twinserve.sim.plan.trial import TrialSpec, dealt, predicted_memory, run_trial
+from twinserve.sim.plan.trial import TrialSpec, dealt, needed, predicted_memory, run_trial
 from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.objectives import parse_objectives
 from twinserve.sim.setup.run import simulate
 from twinserve.traces.generators.synth import synth
 from twinserve.traces.transform import set_slo
@@ -61,6 +62,10 @@ def test_the_verdict_is_that_of_simulate(trace, slo):
         assert (kept.value_s <= one["bound_s"]) == one["met"]
         assert sum(due for due, _ in kept.windows) == kept.due
         assert sum(good for _, good in kept.windows) == kept.kept
+    requests = result.rows.requests
+    ttft = np.sort(requests["first_token_s"] - requests["arrival_s"])
+    last = needed(parse_objectives(slo)[0], len(ttft)) - 1
+    assert found.objectives[0].value_s == ttft[last]
     assert found.requests == len(result.rows.requests) and found.preemptions == 0
 
 
@@ -69,6 +74,17 @@ def test_only_what_comes_after_the_lead_is_judged(trace):
     (result,) = simulate(SimulationConfig(**given)).values()
     later = int((result.rows.requests.arrival_s >= 2.0).sum())
     assert run_trial(TrialSpec(given, 2.0)).requests == later < len(result.rows.requests)
+
+
+def test_offline_tokens_are_those_of_the_judged_time(trace):
+    given = settings(trace, "ttft p90 < 1 s", pool=4)
+    (result,) = simulate(SimulationConfig(**given)).values()
+    rows = result.rows.requests
+    until_s = rows.arrival_s[rows.service_class == "rt"].max()
+    mine = rows[(rows.service_class == "be") & rows.last_token_s.between(2.0, until_s)]
+    tokens = (mine.prompt_tokens + mine.output_tokens)[mine.finished].sum()
+    found = run_trial(TrialSpec(given, 2.0, early=False))
+    assert found.offline_tokens_per_s == pytest.approx(tokens / (until_s - 2.0))
 
 
 def test_an_overload_ends_long_before_its_requests_do(trace):

@@ -1,5 +1,6 @@
 """Whether an objective is met, failed or not decided, from parts of runs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,6 +49,10 @@ def test_the_three_answers():
     met, failed = (attained([TTFT], [trial(*kept)])[0] for kept in (sure, lost))
     assert together([met, met]) == "meets" and together([met, one]) == "undecided"
     assert together([failed, one]) == "fails"
+    for kept, end in (([100, 100, 96, 100], "high"), ([0, 4, 0, 0], "low")):
+        assert getattr(attained([TTFT], [trial(*kept)])[0], end) == (end == "high")
+    empty = replace(trial(*sure).objectives[0], windows=((0, 0), *((100, k) for k in sure)))
+    assert attained([TTFT], [Trial(True, False, (), (empty,))])[0].low == met.low
 
 
 @examples(50)
