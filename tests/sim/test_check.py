@@ -4,8 +4,10 @@ hardware, so that what it does at the other rate is known."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from twinserve.sim.cli.main import BAD_INPUT, main
 from twinserve.sim.twin import serving_fit
 from twinserve.sim.twin.served import of_run
 from twinserve.sim.twin.serving_fit import Fitted
+from twinserve.sim.twin.summarised import stated_load
 
 
 def check(capsys, *words: str) -> tuple[int, str]:
@@ -158,3 +161,13 @@ def test_a_closed_loop_has_other_clients_at_another_rate(detailed, tmp_path, cap
     path.write_text(json.dumps(content | {"max_concurrency": None, "start_times": [1.0] * 60}))
     code, said = check(capsys, str(path), "--profile", PROFILE, "--at", "2x")
     assert code == BAD_INPUT and "there is no rate to change" in said
+
+
+def test_a_stated_load_has_the_stated_requests_at_another_rate():
+    stated = {"completed": 50, "num_prompts": 60, "request_rate": 4.0, "max_concurrency": 8}
+    stated |= {"total_input_tokens": 5000, "total_output_tokens": 500}
+    sizes = "burstiness=1,random_input_len=100,random_output_len=10"
+    at_once = math.inf, "request_rate=inf,max_concurrency=16"
+    for rate, asked in ((4.0, "request_rate=8,max_concurrency=8"), at_once):
+        found = SimpleNamespace(path="f", stated=stated | {"request_rate": rate})
+        assert stated_load(found, 2.0) == f"vllm:num_prompts=60,{asked},{sizes}"

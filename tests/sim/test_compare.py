@@ -2,20 +2,23 @@
 differs, and why, is known."""
 
 import json
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests import commands
-from tests.sim.benched import bench, queued, run_of
+from tests.sim.benched import LOAD, bench, queued, run_of
 from twinserve.sim.cli.main import main
 from twinserve.sim.report.html import write_report
 from twinserve.sim.results.export import bench_result
 from twinserve.sim.results.files import write_run
 from twinserve.sim.twin import compare
 from twinserve.sim.twin.compare_terms import rerun
-from twinserve.sim.twin.served import Served, of_measurement, of_run
+from twinserve.sim.twin.served import LATENCIES, Served, of_measurement, of_run
+from twinserve.sim.twin.stability import Nudge, parts_beside
 from twinserve.traces.readers.formats import read_bytes, read_measurement
 
 
@@ -197,3 +200,65 @@ def test_histograms_are_compared_by_their_buckets(base, tmp_path):
     assert row(rows, "ttft", "mean").measured == pytest.approx(2.3 / 9)
     assert row(rows, "ttft", "p50").measured == pytest.approx(0.09)
     assert compare.distance("ttft", [theirs], of_run("run", base)) is not None
+
+
+def by_hand(latencies_s: list[float], output: list[int], **more) -> Served:
+    """A request a second."""
+    n = len(output)
+    latencies = {name: np.array(latencies_s) for name in LATENCIES}
+    sizes = np.full(n, 10), np.array(output)
+    return Served("x", np.arange(float(n)), *sizes, latencies, np.full(n, "rt"), **more)
+
+
+def test_numbers_by_hand():
+    throughput = "throughput", "output tokens/s"
+    partly = by_hand([2.0, 2.0, 2.0, 4.0], [4, 8, -1, 12])
+    whole = replace(partly, output_tokens=np.array([4, 8, 4, 12]))
+    assert compare.number(partly, "output", "mean") == 8  # of those that are known
+    assert compare.number(whole, *throughput) == 28 / 7
+    for unknown in (partly, replace(whole, torn=True)):
+        assert np.isnan(compare.number(unknown, *throughput))
+    same = compare.distance("ttft", [whole], whole)
+    assert same.measured == same.simulated
+    late = replace(whole, latencies=whole.latencies | {"queued": whole.latencies["queued"] * 9})
+    assert compare.error(compare.table([whole], [late]), 0) == 0  # a wait is no latency
+    eleven = by_hand([1.0] * 11, [2] * 11)
+    windows = compare.windows([eleven], [eleven], 5.0)
+    assert [w.requests for w in windows if w.metric == "ttft"] == [5, 6]  # the last one is closed
+    assert compare.windows([eleven], [eleven], 4.0) == []  # fewer than five
+    twice = replace(eleven, latencies={name: v * 2 for name, v in eleven.latencies.items()})
+    spread = row(compare.table([eleven, twice], [eleven]), "ttft", "mean").spread
+    assert spread == pytest.approx(1 / 1.5)
+
+
+def test_a_server_counts_from_when_the_engine_got_a_request():
+    run = run_of(front_end="vllm", client_timeout=0.14)
+    server, rows = of_run("run", run, server=True), run.rows.requests
+    done = rows["finished"]
+    assert 0 < server.failed == (~done).sum() < len(rows)
+    from_engine = (rows["last_token_s"] - rows["engine_arrival_s"])[done]
+    np.testing.assert_allclose(server.latencies["e2el"], from_engine)
+    alone = of_run("run", run_of(trace=LOAD.replace("random_output_len=40", "random_output_len=1")))
+    assert np.isnan(alone.latencies["tpot"]).all()
+
+
+def test_factors_of_a_live_run_make_up_its_time(base):
+    """Steps priced a fifth above the simulated ones, of which our loop is a part, and measured
+    twice as long."""
+    steps = base.rows.steps
+    seconds = steps["end_s"] - steps["start_s"]
+    live = pd.DataFrame({"predicted_s": seconds * 1.2, "measured_s": seconds * 2.4})
+    loop_s = 0.1 * seconds.mean()
+    found = parts_beside(base, base, live, 0, loop_s)
+    assert found.engine == pytest.approx(2) and found.work == pytest.approx(1.2 / 0.9)
+    assert found.work * found.engine * found.outside == pytest.approx(2.4)
+    quick = parts_beside(base, base, live / 24, 0)  # requests are there, steps are not
+    came, ended = (np.sort(base.rows.requests[name]) for name in ("arrival_s", "ended_s"))
+    idle_s = sum(max(b - a, 0.0) for a, b in zip(ended[:-1], came[1:], strict=True))
+    busy_s = ended[-1] - came[0] - idle_s
+    assert idle_s > 0
+    assert quick.work * quick.engine * quick.outside == pytest.approx(busy_s / seconds.sum())
+
+
+def test_a_nudge_moves_a_schedule_by_more_than_what_it_did():
+    assert not Nudge("longer", 0.1, 0.14, 0.14).moved and Nudge("noise", 0.0, 0.06, 0.0).moved
