@@ -10,7 +10,7 @@ docs/validation.md has the results and what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ import pandas as pd
 
 from twinserve.experiments.measured.scores import whole
 from twinserve.experiments.measured.truth import truth_folder
+from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure, Study
-from twinserve.experiments.study.tables import Text, plain
+from twinserve.experiments.study.tables import Cell, Text, plain
 from twinserve.experiments.validation.runs import (
     CASES,
     STATISTICS,
@@ -41,6 +42,7 @@ STEPS = (
     ("llama-2-70b", "llama-2-70b@h100:tp4/operators"),
     ("codellama-34b", "codellama-34b@h100:tp2"),
 )
+DATA = texts(__file__, "data.yaml")
 H100_STEPS = "steps/h100_vllm_steps.csv.gz"
 BY_LABEL = {case.label: case for case in CASES}
 DENSE = {label: case for label, case in BY_LABEL.items() if "ep2" not in case.profile}
@@ -122,75 +124,48 @@ def _sizes(row: pd.Series) -> str:
     return f"{low} to {high}" if high > low else str(high)
 
 
-def figure(name: str, title: str, grid: Grid, work: Callable, text: Text) -> Figure:
-    return Figure(name, title, grid, work, whole, text=text)
+def _cells(columns: Mapping[str, tuple[str, str]]) -> dict[str, Cell]:
+    return {heading: plain(*column) for heading, column in columns.items()}
 
 
 RUNS = {"run": tuple(BY_LABEL), "form": FORMS}
+EVENTS = RUNS | {"run": tuple(DENSE)}
 FEW = {"run": 1, "form": 1}
+TEXTS = {
+    "runs": Text(
+        "Simulated over measured, less 1.",
+        {"form": "form", "": "metric"},
+        {
+            "real mean": _time,
+            **_cells({name: (name, "+.1%") for name in STATISTICS}),
+            "LLMServingSim 2: mean, p50, p99": _theirs,
+        },
+        each="run",
+        heading="### {}",
+    ),
+    "steps": Text(
+        "Mean absolute errors.",
+        {"model": "model", "steps": "steps", "form": "form"},
+        _cells(DATA.OF_STEPS),
+    ),
+    "events": Text(
+        "Decodes alone by requests, steps with prompts by tokens, in ms. All-reduce: ours, "
+        "and the one that would leave no error. Counted: requests; real over ours.",
+        {"form": "form", "": "part"},
+        {"size": _sizes, **_cells(DATA.OF_EVENTS)},
+        each="run",
+        heading="### {}",
+    ),
+}
+FIGURES = (
+    ("runs", "Measured runs", Grid(RUNS, few=FEW), of_a_run),
+    ("steps", "Single steps of vLLM 0.15.1 on H100", Grid({}), of_single_steps),
+    ("events", "Step times read off the events", Grid(EVENTS, few=FEW), of_events),
+)
 STUDY = Study(
     "validation",
     "",
-    [
-        figure(
-            "runs",
-            "Measured runs",
-            Grid(RUNS, few=FEW),
-            of_a_run,
-            Text(
-                "Simulated over measured, less 1.",
-                {"form": "form", "": "metric"},
-                {
-                    "real mean": _time,
-                    **{name: plain(name, "+.1%") for name in STATISTICS},
-                    "LLMServingSim 2: mean, p50, p99": _theirs,
-                },
-                each="run",
-                heading="### {}",
-            ),
-        ),
-        figure(
-            "steps",
-            "Single steps of vLLM 0.15.1 on H100",
-            Grid({}),
-            of_single_steps,
-            Text(
-                "Mean absolute errors.",
-                {"model": "model", "steps": "steps", "form": "form"},
-                {
-                    "all": plain("all", ".1%"),
-                    "decode only": plain("decode", ".1%"),
-                    "with prompt tokens": plain("other", ".1%"),
-                },
-            ),
-        ),
-        figure(
-            "events",
-            "Step times read off the events",
-            Grid({"run": tuple(DENSE), "form": FORMS}, few=FEW),
-            of_events,
-            Text(
-                "Decodes alone by requests, steps with prompts by tokens, in ms. All-reduce: ours, "
-                "and the one that would leave no error. Counted: requests; real over ours.",
-                {"form": "form", "": "part"},
-                {
-                    "size": _sizes,
-                    "stretches": plain("intervals", ".0f"),
-                    "steps": plain("steps", ".0f"),
-                    "real": plain("real_ms", ".2f"),
-                    "ours": plain("ours_ms", ".2f"),
-                    "ours - real": plain("error_ms", "+.2f"),
-                    "error": plain("error", "+.1%"),
-                    "spread (sd)": plain("sd", ".1%"),
-                    "all-reduce": plain("comm_ms", ".1f"),
-                    "implied": plain("comm_implied_ms", ".1f"),
-                    "real / ours": plain("scale", ".4f"),
-                },
-                each="run",
-                heading="### {}",
-            ),
-        ),
-    ],
+    [Figure(*parts, whole, text=TEXTS[parts[0]]) for parts in FIGURES],
     seeds=1,
     intro="Others' measurements, simulated.",
 )
