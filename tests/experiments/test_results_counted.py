@@ -14,6 +14,7 @@ from twinserve.experiments.bros.main import STUDY as BROS
 from twinserve.experiments.echo.main import STUDY as ECHO
 from twinserve.experiments.justitia.main import STUDY as JUSTITIA
 from twinserve.experiments.layerkv.main import STUDY as LAYERKV
+from twinserve.experiments.measured.truth import FILES
 from twinserve.experiments.study.command import STUDIES as KINDS
 from twinserve.experiments.study.study import CLAIMS_FILE, TEXT_FILE, Study, read_points
 from twinserve.experiments.study.verdict import Verdict, counted
@@ -83,17 +84,20 @@ def test_a_table_comes_from_the_runs_beside_it(name):
 
 # page, what stands in it, kept table, its row, and columns with a factor in the page's units
 QUOTED = (
-    ("bros", "`all` loses {} ± {} points at 15/s", "bros/parts_high",
+    ("bros", "`all` loses {:.0f} ± {:.0f} points at 15/s", "bros/parts_high",
      {"variant": "replacement until one fails"},
      (("slo_attainment_change", -100), ("slo_attainment_change_ci", 100))),
-    ("bros", "latency {} %, best-effort throughput {} % at 10/s", "bros/parts",
+    ("bros", "latency {:.0f} %, best-effort throughput {:.0f} % at 10/s", "bros/parts",
      {"variant": "fixed batch size"}, (("normalized_ms_change", 100), ("be_rps_change", 100))),
-    ("bros", "at load 1: {} ± {} best-effort tokens/s", "systems/prefixes",
+    ("bros", "at load 1: {:,.0f} ± {:,.0f} best-effort tokens/s", "systems/prefixes",
      {"load": 1.0, "system": "prefix cache", "policy": "bros:chunk=fit,kv=paged"},
      (("be_tokens_per_s", 1), ("be_tokens_per_s_ci", 1))),
-    ("bros", "tokens/s, {} ± {} without", "systems/prefixes",
+    ("bros", "tokens/s, {:,.0f} ± {:,.0f} without", "systems/prefixes",
      {"load": 1.0, "system": "no prefix cache", "policy": "bros:chunk=fit,kv=paged"},
      (("be_tokens_per_s", 1), ("be_tokens_per_s_ci", 1))),
+    *(("validation", "{:.1f} %, {:.1f} %, {:.1f} % |", "validation/steps",
+       {"model": model, "form": form}, (("all", 100), ("decode", 100), ("other", 100)))
+      for model in ("llama-2-70b", "codellama-34b") for form in ("operators", "roofline")),
 )  # fmt: skip
 
 
@@ -102,8 +106,16 @@ def test_a_sentence_has_the_numbers_of_a_kept_table(page, text, kept, of, column
     rows = pd.read_csv(RESULTS / kept / "table.csv")
     for name, value in of.items():
         rows = rows[rows[name] == value]
-    said = text.format(*(f"{factor * rows[name].item():,.0f}" for name, factor in columns))
+    said = text.format(*(factor * rows[name].item() for name, factor in columns))
     assert said in (ROOT / "docs" / f"{page}.md").read_text()
+
+
+def test_the_manifest_of_measurements_names_what_reads_them():
+    studies = {name: import_module(f"twinserve.experiments.{name}.main").STUDY for name in KINDS}
+    figures = {f"{name} {one.name}" for name, study in studies.items() for one in study.figures}
+    for file, of in FILES.items():
+        assert of["what"] and of["source"] and of["read_by"], file
+        assert all(by in figures or (ROOT / by).is_file() for by in of["read_by"]), file
 
 
 def test_every_figure_of_all_systems_is_whole_and_the_page_names_it():
