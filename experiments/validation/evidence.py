@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -179,27 +180,15 @@ def _mark(
 def _written(mark: Mark) -> dict:
     """With what a reader wants to search by, and numbers of a length that can be read."""
     # /ep2 and the like name the form, not the engine
-    name = ProfileName.parse(mark.engine)
-    llm = load_profile(mark.engine).llm
-
-    def short(errors: dict[str, float]) -> dict[str, float]:
-        return {form: round(error, 4) for form, error in sorted(errors.items())}
-
-    return {
-        "engine": mark.engine,
-        "model_kind": kind_of_model(llm),
-        "gpu": name.gpu,
-        "family": gpu_of(mark.engine).family,
-        "tp": name.tp,
-        "kind": mark.kind,
-        "size": mark.size,
-        "steps": mark.steps,
-        "measured_ms": None if mark.measured_ms is None else float(f"{mark.measured_ms:.4g}"),
-        "source": mark.source,
-        "errors": short(mark.errors),
-        "unseen_engine": short(mark.unseen_engine),
-        "unseen_gpu": short(mark.unseen_gpu),
-    }
+    name, said = ProfileName.parse(mark.engine), asdict(mark)
+    said |= {"model_kind": kind_of_model(load_profile(mark.engine).llm), "gpu": name.gpu}
+    said |= {"family": gpu_of(mark.engine).family, "tp": name.tp}
+    if mark.measured_ms is not None:
+        said["measured_ms"] = float(f"{mark.measured_ms:.4g}")
+    for kind in ("errors", "unseen_engine", "unseen_gpu"):
+        said[kind] = {form: round(error, 4) for form, error in sorted(said[kind].items())}
+    first = ("engine", "model_kind", "gpu", "family", "tp")
+    return {key: said[key] for key in dict.fromkeys((*first, *said))}
 
 
 def table() -> list[str]:

@@ -110,6 +110,15 @@ def test_a_sentence_has_the_numbers_of_a_kept_table(page, text, kept, of, column
     assert said in (ROOT / "docs" / f"{page}.md").read_text()
 
 
+def test_the_page_has_the_kept_errors_of_measured_runs():
+    rows = pd.read_csv(RESULTS / "validation" / "runs" / "table.csv").query("form == 'operators'")
+    text, page = "{:+.1f} % ({:+.1f}, {:+.1f})", (ROOT / "docs" / "validation.md").read_text()
+    of = 100 * rows[["mean", "p50", "p99"]]
+    said = pd.Series([text.format(*row) for row in of.to_numpy()], rows.index)
+    for run, cells in said.groupby(rows.run, sort=False):
+        assert f"{' | '.join(cells)} |" in page, run
+
+
 def test_the_manifest_of_measurements_names_what_reads_them():
     studies = {name: import_module(f"twinserve.experiments.{name}.main").STUDY for name in KINDS}
     figures = {f"{name} {one.name}" for name, study in studies.items() for one in study.figures}
