@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.commands import status
@@ -11,8 +13,9 @@ from tests.parameters import mostly_nightly
 from tests.sim.planned import GPU, MODEL, write_trace
 from twinserve.sim.cli.main import BAD_INPUT, main
 from twinserve.sim.plan import limit as limits
-from twinserve.sim.plan.limit import Limit, Limits, find_limits, load_at, place_of
+from twinserve.sim.plan.limit import Limit, Limits, Load, Ran, find_limits, load_at, place_of
 from twinserve.sim.plan.limit_show import broken
+from twinserve.sim.plan.trial import Kept, Trial
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.sweep.executors import InThisProcess
 
@@ -85,6 +88,43 @@ REQUESTS = ("-t", "sharegpt", "--requests", "24", "--workers", "1", "-q")
 
 def said(capsys, *words: str) -> tuple[int, str, str]:
     return status(main, ["limit", *words]), *capsys.readouterr()
+
+
+@pytest.mark.parametrize(("keeps", "grows", "unclear"), [(9.0, 20.0, 30.0), (9.0, 5.0, 2.0)])
+def test_a_load_whose_queue_grows_is_none_that_is_kept(
+    tmp_path, monkeypatch, keeps, grows, unclear
+):
+    """Of runs by a formula: rates up to which objectives are kept, and queues do not grow and are
+    clear."""
+
+    def by_formula(load: Load) -> Ran:
+        ok = load.rate <= keeps
+        kept = Kept(100, 100 * ok, ((10, 10 * ok),) * 10, 0.1)
+        said = (
+            "saturated" if load.rate > grows else "unclear" if load.rate > unclear else "keeps up"
+        )
+        return Ran(Trial(ok, False, (), (kept,)), (said, ""), {"x": load.rate})
+
+    monkeypatch.setattr(limits, "run_load", by_formula)
+    trace = write_trace(tmp_path / "t.csv", count=60)
+    (one,) = found(config(trace, slo="ttft p90 < 1 s")).limits
+    for load, rate in ((one.load, min(keeps, grows)), (one.low, min(keeps, grows, unclear))):
+        place = place_of(load, False)
+        assert load_at(place, False) == load <= rate < load_at(place + 1, False)
+    assert one.high == one.load and one.point.numbers == {"x": one.load}
+
+
+def test_numbers_of_a_load_are_those_of_its_judged_time():
+    requests = SimpleNamespace(
+        arrival=np.arange(4.0), finished=np.array([True, True, True, False]),
+        service_class=np.full(4, "rt"), last=np.array([0.9, 1.5, 9.0, np.nan]),
+        output=np.array([400, 6, 1, 7]), ttft=np.array([9.0, 1.0, 3.0, 9.0]),
+        tpot=np.array([9.0, 0.5, 0.0, np.nan]), e2el=np.array([9.0, 2.0, 4.0, np.nan]),
+    )  # fmt: skip
+    numbers = limits._numbers(requests, 1.0, 3.0)
+    assert (numbers["output_tokens_per_s"], numbers["requests_per_s"]) == (6 / 2, 1 / 2)
+    medians = [numbers[f"median_{name}_s"] for name in ("ttft", "tpot", "e2el")]
+    assert medians == [2.0, 0.5, 3.0] and numbers["tokens_per_s_user"] == 2.0
 
 
 @pytest.mark.slow

@@ -35,13 +35,15 @@ def trace(tmp_path_factory):
     percentile=st.sampled_from([50, 90, 99]),
     asynchronous=st.booleans(),
     since_s=st.sampled_from([0.0, 1.5]),
+    front_end=st.sampled_from(["none", "vllm"]),
 )
 def test_ending_early_never_changes_a_verdict(
-    trace, replicas, ttft_ms, tpot_ms, e2el_s, percentile, asynchronous, since_s
+    trace, replicas, ttft_ms, tpot_ms, e2el_s, percentile, asynchronous, since_s, front_end
 ):
     slo = f"ttft p{percentile} < {ttft_ms} ms, tpot p{percentile} < {tpot_ms} ms"
     slo += f", e2el p{percentile} < {e2el_s} s" if e2el_s else ""
-    given = settings(trace, slo, replicas=replicas, async_scheduling=asynchronous)
+    more = {"async_scheduling": asynchronous, "front_end": front_end}
+    given = settings(trace, slo, replicas=replicas, **more)
     whole = run_trial(TrialSpec(given, since_s, early=False))
     early = run_trial(TrialSpec(given, since_s))
     assert early.keeps == whole.keeps and set(early.missed) <= set(whole.missed)
