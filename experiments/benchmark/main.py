@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from twinserve.backends.live.measure.device import cpu_name
 from twinserve.experiments.benchmark.measure import (
     BenchmarkError,
     alone,
-    machine,
     run_process,
     simulate_command,
-    timed_run,
 )
 from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.grid import Grid
@@ -32,6 +33,7 @@ from twinserve.experiments.study.points import Point
 from twinserve.experiments.study.study import Figure, Scale, Study, titled
 from twinserve.experiments.study.tables import MEDIANS, Medians
 from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.run import simulate
 from twinserve.traces.catalog import resolve
 from twinserve.traces.download import cache_folder, find_local, search_folders
 
@@ -39,14 +41,21 @@ POLICIES = ("vllm", "bros")
 H100 = "llama-3.1-8b@h100"  # 27,570 KV blocks a replica
 # what `simulate` may take of Dynamo's CPU time, and of its memory, by replicas
 CPU_LIMITS, MEMORY_LIMITS = {1: 0.7, 8: 0.95}, {1: 0.5, 8: 0.5}
+LIBRARIES = ("twinserve", "numpy", "pandas", "simpy", "pyarrow")
 LIMIT_S = 3600  # of CPU time: a command that takes longer has no figures
 
 
 # -- what is measured ------------------------------------------------------------------------------
 def where(seed: int) -> dict[str, Any]:
     """This machine, as a row."""
-    found = machine()
-    return found | {"versions": " ".join(f"{k} {v}" for k, v in found["versions"].items())}
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": " ".join(f"{name} {version(name)}" for name in LIBRARIES),
+    }
 
 
 @alone
@@ -77,7 +86,7 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
 @alone
 def inside(seed: int, policy: str, **settings: Any) -> dict[str, float]:
     """A run's own timings (timing.json, docs/metrics.md)."""
-    _, result = timed_run(SimulationConfig(policy=(policy,), **settings))
+    (result,) = simulate(SimulationConfig(policy=(policy,), **settings)).values()
     timing, count = result.timing, len(result.rows.requests)
     seconds = timing["wall_s"] + timing["metrics_s"]
     return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import resource
 import shutil
 import subprocess
@@ -13,16 +12,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
 from twinserve.errors import TwinserveError
-from twinserve.sim.results.files import RunResult
-from twinserve.sim.setup.config import SimulationConfig
-from twinserve.sim.setup.inputs import Inputs, resolve
-from twinserve.sim.setup.run import run_policy
 
 
 class BenchmarkError(TwinserveError, RuntimeError):
@@ -120,29 +114,3 @@ def alone(work: Callable) -> Callable:
             return work(*args, **kwargs)
 
     return pinned
-
-
-def timed_run(config: SimulationConfig) -> tuple[Inputs, RunResult]:
-    """One policy's run in this process."""
-    inputs = resolve(config)
-    return inputs, run_policy(inputs, inputs.policies[0])
-
-
-def machine() -> dict:
-    """What the figures were measured on."""
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                cpu = line.partition(":")[2].strip()
-                break
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "versions": {
-            name: version(name) for name in ("twinserve", "numpy", "pandas", "simpy", "pyarrow")
-        },
-    }

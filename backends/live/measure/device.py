@@ -32,7 +32,7 @@ def describe_machine() -> dict:
             "memory_bytes": device.total_memory,
         }
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return facts | {"device": _cpu_name(), "device_type": "cpu", "memory_bytes": memory}
+    return facts | {"device": cpu_name(), "device_type": "cpu", "memory_bytes": memory}
 
 
 def bare_rates() -> dict[str, float]:
@@ -69,7 +69,8 @@ def _best(call, gpu: bool) -> float:
     return min(seconds)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return the CPU's name, or else its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
