@@ -17,6 +17,7 @@ from twinserve.sim.results.export import bench_result
 from twinserve.sim.results.files import write_run
 from twinserve.sim.twin import compare
 from twinserve.sim.twin.compare_terms import rerun
+from twinserve.sim.twin.queues import queue_of
 from twinserve.sim.twin.served import LATENCIES, Served, of_measurement, of_run
 from twinserve.sim.twin.stability import Nudge, parts_beside
 from twinserve.traces.readers.formats import read_bytes, read_measurement
@@ -262,3 +263,16 @@ def test_factors_of_a_live_run_make_up_its_time(base):
 
 def test_a_nudge_moves_a_schedule_by_more_than_what_it_did():
     assert not Nudge("longer", 0.1, 0.14, 0.14).moved and Nudge("noise", 0.0, 0.06, 0.0).moved
+
+
+def test_a_queue_is_that_of_known_ends_and_failed_requests_leave_at_once(tmp_path):
+    (tmp_path / "q.json").write_text(queued([i / 8 for i in range(400)], 0.1))
+    found = read_measurement(tmp_path / "q.json")
+    assert queue_of(found)["verdict"] == "keeps up"
+    every, seldom = (np.arange(400) % n == 0 for n in (8, 16))
+    assert queue_of(replace(found, e2el_s=np.where(every, np.nan, found.e2el_s))) is None
+    known = replace(found, e2el_s=np.where(seldom, np.nan, found.e2el_s))
+    assert queue_of(known)["verdict"] == "keeps up"
+    failed = replace(found, errors=["gone" * bool(n % 2) for n in range(400)])
+    late = replace(failed, e2el_s=np.where(np.arange(400) % 2, 1e3, found.e2el_s))
+    assert queue_of(late) == queue_of(failed)
