@@ -33,8 +33,8 @@ class HostTime:
 NO_HOST_TIME = HostTime(0.0, 0.0)
 # A rough figure: steps of servers with synchronous scheduling took about 1.4 ms longer than these
 # profiles say with 8 requests, 3 with 64, 6 with 128. Neither the runs nor their hosts are public.
-# The line of least squares; it leaves 0.2 to 0.4 ms. A host of our own was quicker:
-# 1.5 ms and 11 us (vLLM 0.25.1, docs/calibrate.md).
+# The line of least squares; it leaves 0.2 to 0.4 ms. A host of our own was quicker, 1.5 ms and
+# 11 us (vLLM 0.25.1), but others' servers were not (docs/profiles.md).
 VLLM_SYNCHRONOUS = HostTime(0.9e-3, 39e-6)
 
 
