@@ -39,11 +39,14 @@ cdef inline double* floats(column) except? NULL:
 cdef inline int64_t* rows_of(rows, columns) except? NULL:
     """`rows`, each of which the columns have (a RequestTable, or one column)."""
     cdef int64_t* row = ints(rows)
+    cdef int64_t wrong = 0
     # a table's own `len` is a call of Python's
     cdef Py_ssize_t i, length = (
         size(columns) if isinstance(columns, cnp.ndarray) else len(columns.ids)
     )
     for i in range(size(rows)):
+        wrong |= row[i] | (length - 1 - row[i])  # below 0 if either part is, without a branch
+    for i in range(size(rows) if wrong < 0 else 0):
         if not 0 <= row[i] < length:
             raise IndexError(f"row {row[i]} of columns of {length} rows")
     return row

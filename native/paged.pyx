@@ -161,8 +161,9 @@ def grow_all(ledger, rows, tokens):
     for i in range(n):
         if not 0 <= row[i] < rooms:  # an error, and Python's to raise
             return None
-        total += max(blocks_for(upto[i], block_tokens) - held[row[i]], 0)
-        fills = fills or upto[i] // block_tokens > published[row[i]]
+        if upto[i] > held[row[i]] * block_tokens:  # products: divisions would take most of the time
+            total += blocks_for(upto[i], block_tokens) - held[row[i]]
+        fills = fills or upto[i] >= (published[row[i]] + 1) * block_tokens
     if total:
         if total > free_blocks(pool):
             return False
@@ -170,15 +171,15 @@ def grow_all(ledger, rows, tokens):
         take(pool, total, ints(taken))
         total = 0
         for i in range(n):
-            fresh = blocks_for(upto[i], block_tokens) - held[row[i]]
-            if fresh > 0:
+            if upto[i] > held[row[i]] * block_tokens:
+                fresh = blocks_for(upto[i], block_tokens) - held[row[i]]
                 append(ledger, row[i], held, taken, total, fresh)
                 total += fresh
     if publishes and fills:
         prompt, output = ints(table.prompt_tokens), ints(table.output_tokens)
         in_flight = ints(table.in_flight)
         for i in range(n):
-            if upto[i] // block_tokens > published[row[i]]:
+            if upto[i] >= (published[row[i]] + 1) * block_tokens:
                 entry, full = (<dict>ledger._tables)[row[i]], upto[i] // block_tokens
                 if ahead:
                     known = prompt[row[i]] + output[row[i]] - in_flight[row[i]]

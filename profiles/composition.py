@@ -157,10 +157,14 @@ def isolated_prefill_seconds(
 
 
 def prefill_seconds(
-    seconds: Callable[[StepComposition], float], prompt_tokens: int, chunk: int | None = None
+    seconds: Callable[[StepComposition], float],
+    prompt_tokens: int,
+    chunk: int | None = None,
+    done: int = 0,
+    total: float = 0.0,
 ) -> float:
-    """Of all chunks of a prompt together, each of which takes `seconds`."""
-    total, done = 0.0, 0
+    """Of all chunks of a prompt together, each of which takes `seconds`. done, total: tokens of
+    former chunks, and their seconds."""
     while done < prompt_tokens:
         new = min(chunk or prompt_tokens, prompt_tokens - done)
         work = StepComposition(prefill_new=np.array([new]), prefill_resident=np.array([done]))

@@ -93,7 +93,6 @@ def simulate(
     """
     from twinserve.sim.report.fleet import notes_of, print_beside, print_pools, print_windows
     from twinserve.sim.report.table import print_table
-    from twinserve.sim.results.export import check_export, export_requests, write_bench
     from twinserve.sim.results.files import check_target, printed_runs, write_run
     from twinserve.sim.results.metrics_objectives import parse_goodput
     from twinserve.sim.setup.hardware import most_decodes
@@ -150,6 +149,8 @@ def simulate(
         for label, target in targets.items():
             if label not in done:
                 check_target(target, overwrite, go_on)
+        if export is not None or bench_json is not None:
+            from twinserve.sim.results.export import check_export, export_requests, write_bench
         if export is not None:
             _check_apart("--export", export, targets.values())
             check_export(export, inputs.workload, overwrite)

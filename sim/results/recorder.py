@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -49,9 +50,9 @@ class StepRecorder:
 
     def __init__(self, replica: int = 0, timed: bool = False) -> None:
         self.replica = replica
-        # of each macro-step the values in the order of _STEP_COLUMNS (one after the other: packing
-        # numbers is cheap, packing tuples is not), and the ends of its steps
-        self._scalars = array("q")
+        # of each macro-step the values in the order of _STEP_COLUMNS (`_ENTRY`: numpy takes long to
+        # read tuples), and the ends of its steps
+        self._scalars = bytearray()
         self._ends: list[np.ndarray] = []
         # the same of those before: a column of each value, and ends
         self._packed: list[tuple[list[np.ndarray], np.ndarray]] = []
@@ -121,25 +122,23 @@ class StepRecorder:
         once, self._pending = self._pending, [0, 0, 0, 0]
         if len(self._ends) == 2 * _PACK:
             ends = np.concatenate(self._ends[:_PACK])
-            self._packed.append((_columns(self._scalars[: _PACK * _WIDE]), ends))
-            del self._scalars[: _PACK * _WIDE], self._ends[:_PACK]
+            self._packed.append((_columns(self._scalars[: _PACK * _ENTRY.size]), ends))
+            del self._scalars[: _PACK * _ENTRY.size], self._ends[:_PACK]
         if steps > 1:
             self._plan_growth(plan, steps, requests, ledger)
         prefills = len(work.prefill_new)
-        self._scalars.extend(
-            (
-                prefills,
-                sum(work.prefill_new.tolist()) if prefills else 0,
-                work.decode_requests,
-                running,
-                waiting,
-                usage.real_time,
-                usage.best_effort,
-                usage.free,
-                usage.cached,
-                *once,
-                sum([hit for _, hit in plan.admitted]) if plan.admitted else 0,
-            )
+        self._scalars += _ENTRY.pack(
+            prefills,
+            sum(work.prefill_new.tolist()) if prefills else 0,
+            work.decode_requests,
+            running,
+            waiting,
+            usage.real_time,
+            usage.best_effort,
+            usage.free,
+            usage.cached,
+            *once,
+            sum([hit for _, hit in plan.admitted]) if plan.admitted else 0,
         )
         self.starts.append(executed.outcome.start_s)
         self.firsts.append(self.steps)
@@ -165,8 +164,8 @@ class StepRecorder:
     def went_on(self, ends_s: np.ndarray, running: int, waiting: int) -> bool:
         """Extend the last run by one step that ends at `ends_s`. Returns False, and changes
         nothing, if other counts have changed since the run began; then call `planned`."""
-        before = self._scalars[_RUNNING], self._scalars[_RUNNING + 1]
-        if before != (running, waiting) or any(self._pending):
+        before = _ENTRY.unpack_from(self._scalars, len(self._scalars) - _ENTRY.size)
+        if before[3:5] != (running, waiting) or any(self._pending):
             return False
         self._ends[-1] = ends_s
         self.steps += 1
@@ -177,7 +176,7 @@ class StepRecorder:
         self._ends[-1] = self._ends[-1][:-1]
         self.steps -= 1
         if self.firsts[-1] == self.steps:
-            del self._scalars[-_WIDE:]
+            del self._scalars[-_ENTRY.size :]
             for column in (self._ends, self.starts, self.firsts):
                 column.pop()
 
@@ -230,8 +229,7 @@ class StepRecorder:
         pack, place = divmod(step, _PACK)
         if pack < len(self._packed):
             return [int(column[place]) for column in self._packed[pack][0]]
-        first = _WIDE * (step - _PACK * len(self._packed))
-        return self._scalars[first : first + _WIDE]
+        return _ENTRY.unpack_from(self._scalars, _ENTRY.size * (step - _PACK * len(self._packed)))
 
     def withdrawn(self, row: int) -> None:
         """A request was cancelled; its row records the end (`request_columns`)."""
@@ -321,12 +319,12 @@ class Gaps(NamedTuple):
         return Gaps(self.seconds[chosen.repeat(self.number)], *kept)
 
 
-_WIDE = len(StepRecorder._STEP_COLUMNS)
-_RUNNING = StepRecorder._STEP_COLUMNS.index("running") - _WIDE  # of the last step
+_ENTRY = Struct(f"{len(StepRecorder._STEP_COLUMNS)}q")
 
 
-def _columns(entries: array) -> list[np.ndarray]:
-    return [narrow(column) for column in np.array(entries, np.int64).reshape(-1, _WIDE).T]
+def _columns(entries: bytearray) -> list[np.ndarray]:
+    table = np.frombuffer(entries, np.int64).reshape(-1, len(StepRecorder._STEP_COLUMNS))
+    return [narrow(column) for column in table.T]
 
 
 def _packed(gaps: list[tuple[np.ndarray, int, int]]) -> Gaps:

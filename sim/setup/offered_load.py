@@ -73,8 +73,12 @@ def prompt_seconds(
     longest = int(prompts.max())
     grid = np.arange(0, _GRID_TOKENS * (math.ceil(longest / _GRID_TOKENS) + 1), _GRID_TOKENS)
     grid[0] = 1
-    used = np.unique(np.concatenate([prompts // _GRID_TOKENS, prompts // _GRID_TOKENS + 1]))
-    grid = grid[used[used < len(grid)]]
+    used = {*(prompts // _GRID_TOKENS).tolist()}
+    grid = grid[sorted(i for i in used | {i + 1 for i in used} if i < len(grid))]
     budget = hardware.limits.max_num_batched_tokens
-    seconds = [prefill_seconds(of_chunk, int(tokens), budget) for tokens in grid]
+    seconds, whole, whole_s = [], 0, 0.0
+    for tokens in grid.tolist():
+        begin, whole = whole, tokens - tokens % budget  # whole chunks are those of longer prompts
+        whole_s = prefill_seconds(of_chunk, whole, budget, begin, whole_s)
+        seconds.append(prefill_seconds(of_chunk, tokens, budget, whole, whole_s))
     return np.interp(prompts, grid, seconds)

@@ -65,7 +65,8 @@ def parse_router(text: str) -> RouterSpec:
     text = text.strip()
     name, colon, rest = (part.strip() for part in text.partition(":"))
     own = None
-    if name not in router_names() and (found := WITH_OPTIONS.fullmatch(text)):
+    known = name in ROUTERS.own or name in router_names()  # own ones: no package is looked at
+    if not known and (found := WITH_OPTIONS.fullmatch(text)):
         name, colon, rest = found["name"], found["colon"], found["rest"]
         own = class_in_file(ROUTERS, found["file"], found["cls"] or "")
     kind = own or ROUTERS.find(name)
