@@ -47,7 +47,7 @@ READERS = {
     "backends/live/serving/process.py": "what a server answers",
     "backends/live/serving/prometheus.py": "counts of the same server",
     "experiments/benchmark/main.py": "what a command that it has just run printed",
-    "experiments/campaign/beside.py": OTHERS, "experiments/campaign/free.py": "files of campaigns",
+    "experiments/campaign/beside.py": OTHERS,
     "experiments/campaign/runs.py": "files of campaigns",
     "experiments/campaign/setup.py": "files of campaigns", "experiments/route/main.py": TOLD,
     "experiments/study/claims.py": "a part of the program",

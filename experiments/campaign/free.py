@@ -7,7 +7,6 @@ a step takes longer than in the profile. The other runs show whether that is all
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from twinserve.errors import worded
 from twinserve.experiments.campaign.report import REPORT, table
-from twinserve.experiments.campaign.runs import Cell, inputs_of
+from twinserve.experiments.campaign.runs import RUNS, Cell, inputs_of
 from twinserve.experiments.campaign.setup import MODEL_SIZES, StageError, Store, mode_name
 from twinserve.experiments.campaign.steps import PROFILES
 from twinserve.profiles.profile import Profile, load_profile, save_profile
@@ -33,16 +33,17 @@ def compare_free(store: Store, key: str, graphs: bool, traces: dict[str, Path]) 
     """Write errors of the simulated means to DIR/report/free.md, one row a free run, one column a
     profile. Profiles are the shipped ones, the measured one, and this one with the time that a run
     sets. Raises StageError if there is no free run."""
-    folder = store.folder
-    runs = _runs(folder, traces)
+    runs = _runs(store, mode_name(key, graphs), traces)
     if not runs:
-        raise StageError(f"{folder} has no free run of a trace in --traces; run stage validate")
+        raise StageError(f"{store.folder} has no free run of this model; run stage validate")
     columns = {name: load_profile(name) for name in MODEL_SIZES[key].shipped}
-    named = [folder / PROFILES / f"{mode_name(key, graphs)}.json", folder / "profile.json"]
-    if file := next((path for path in named if path.exists()), None):
+    named = (PROFILES, f"{mode_name(key, graphs)}.json"), ("profile.json",)
+    files = [store.folder.joinpath(*names) for names in named]
+    if file := next((path for path in files if path.exists()), None):
         measured = columns["measured"] = load_profile(file)
         first = next((run for run in runs if run.cell.policy == "vllm"), None)
-        if first and not measured.loop_s and (loop_s := _loop_s(key, first, measured)):
+        timed = measured.step_model.form == "measured" and measured.step_model.host
+        if first and timed and not measured.loop_s and (loop_s := _loop_s(key, first, measured)):
             name = f"measured, and {1e3 * loop_s:.2f} ms a step ({first.name})"
             columns[name] = with_loop(measured, loop_s)
     found = {
@@ -83,19 +84,38 @@ class _Run:
         return run_policy(inputs, inputs.policies[0]).summary
 
 
-def _runs(folder: Path, traces: dict[str, Path]) -> list[_Run]:
-    """Every free run below `folder`, those at 80 % first."""
+def _runs(store: Store, mode: str, traces: dict[str, Path]) -> list[_Run]:
+    """Every free run of `mode`, those at 80 % first. A campaign that is kept for its numbers alone
+    is of one mode, and has its cells at the top. What cannot be compared is named, and left out."""
+    top = store.folder / RUNS / mode if (store.folder / RUNS).exists() else store.folder
     found = []
-    for file in sorted(folder.rglob("cell.json")):
-        known = json.loads(file.read_text())
-        texts = [path.read_text() for path in sorted(file.parent.glob("live-*/summary.json"))]
-        if texts and known["trace"] in traces:
-            summaries = [json.loads(text) for text in texts]
-            means = {name: float(np.mean([s[name] for s in summaries])) for name in METRICS}
-            means[_RT] = float(np.mean([_real_time_ttft(s) for s in summaries]))
-            cell = Cell(*(known[name] for name in ("trace", "load", "policy", "seconds")))
-            found.append(_Run(file.parent.name, cell, traces[cell.trace], known, means))
-    return sorted(found, key=lambda run: (run.cell.load != 0.8, run.name))
+    for folder in sorted(path.parent for path in top.glob("*/cell.json")):
+        try:
+            found.append(_run(store, folder, traces))
+        except StageError as error:
+            store.say(f"{folder.name}: left out: {error}")
+    return sorted((run for run in found if run), key=lambda run: (run.cell.load != 0.8, run.name))
+
+
+def _run(store: Store, folder: Path, traces: dict[str, Path]) -> _Run | None:
+    """None without a free run. Raises StageError for one that cannot be compared."""
+    names = folder.relative_to(store.folder).parts
+    known = store.read(*names, "cell.json")
+    summaries = [
+        store.read(*names, path.parent.name, path.name)
+        for path in sorted(folder.glob("live-*/summary.json"))
+    ]
+    if not summaries:
+        return None
+    try:
+        cell = Cell(*(known[name] for name in ("trace", "load", "policy", "seconds")))
+        means = {name: float(np.mean([s[name] for s in summaries])) for name in METRICS}
+        means[_RT] = float(np.mean([_real_time_ttft(s) for s in summaries]))
+    except (KeyError, TypeError) as error:  # TypeError: null, or no JSON
+        raise StageError(f"cell.json or a summary.json is not whole ({worded(error)})") from error
+    if cell.trace not in traces:
+        raise StageError(f"--traces has no trace {cell.trace}")
+    return _Run(folder.name, cell, traces[cell.trace], known, means)
 
 
 def _errors(simulated: dict, means: dict) -> str:
@@ -119,14 +139,18 @@ def _shares(runs: list[_Run], found: dict[str, list[dict]]) -> Iterator[tuple[st
 
 def _loop_s(key: str, run: _Run, measured: Profile) -> float:
     """Seconds between two steps that make the simulated mean TPOT of `run` the live one; 0 if it
-    is not shorter without."""
+    is not shorter without. Raises StageError if it takes more than _LONGEST_LOOP_S."""
     from scipy.optimize import brentq
 
     def short(loop_s: float) -> float:
         simulated = run.simulated(key, with_loop(measured, loop_s))
         return simulated["mean_tpot_ms"] / run.means["mean_tpot_ms"] - 1
 
-    return brentq(short, 0.0, _LONGEST_LOOP_S, xtol=1e-6) if short(0.0) < 0 else 0.0
+    if short(0.0) >= 0:
+        return 0.0
+    if short(_LONGEST_LOOP_S) < 0:
+        raise StageError(f"{run.name} is not of this profile: its steps take 20 ms longer")
+    return brentq(short, 0.0, _LONGEST_LOOP_S, xtol=1e-6)
 
 
 def with_loop(profile: Profile, loop_s: float) -> Profile:

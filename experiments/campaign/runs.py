@@ -183,7 +183,9 @@ def _plan_cell(folder: Path, key: str, cell: Cell, trace: Path, profile: Profile
     save_profile(profile, folder / "profile.json")
     inputs = inputs_of(key, cell, trace, str(folder / "profile.json"))
     (spec,) = inputs.policies
-    simulated = run_policy(with_loop_time(inputs), spec, decisions=True)
+    expected = with_loop_time(inputs)
+    loop_s = 0.0 if expected is inputs else profile.loop_s
+    simulated = run_policy(expected, spec, decisions=True)
     decisions = simulated.decisions or b""
     log = parse_log(decisions)
     _check_room(inputs, spec, log.step_tokens, key)
@@ -195,7 +197,8 @@ def _plan_cell(folder: Path, key: str, cell: Cell, trace: Path, profile: Profile
         "requests": inputs.config.requests,
         "planned_on": f"{profile.name}, {profile.source}",
         "planned_s": float(simulated.rows.steps["end_s"].max()),
-        "planned_busy_s": sum(step.seconds for step in log.steps),
+        "planned_busy_s": sum(step.seconds - loop_s for step in log.steps),
+        "loop_s": loop_s,
     }
 
 
@@ -288,6 +291,7 @@ class _Prepared:
         self, store: Store, key: str, graphs: bool, cell: Cell, known: dict, trace: Path, engine
     ) -> None:
         self.store, self.engine, self.names = store, engine, _names(key, graphs, cell)
+        self.loop_s = known.get("loop_s", 0.0)  # plans of older campaigns have none
         folder = store.folder.joinpath(*self.names)
         profile, chosen = str(folder / "profile.json"), (known["rate_scale"], known["requests"])
         self.inputs = inputs_of(key, cell, trace, profile, *chosen)
@@ -301,6 +305,7 @@ class _Prepared:
         """Decisions of the simulation, step by step on the engine."""
 
         found = replay_locked(self.log, self.engine, self.texts, deadline.look)
+        found = found.without_loop(self.loop_s)
         target = self.store.path(*self.names, "locked.parquet")
         partial = target.with_name(f".{target.name}.partial")
         found.steps.to_parquet(partial, index=False)

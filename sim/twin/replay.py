@@ -4,7 +4,7 @@ watched while it does."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -75,6 +75,14 @@ class LockedReplay:
             "mean_absolute_error_pct": float(100 * relative.abs().mean()),
             "total_error_pct": float(100 * (predicted.sum() / measured.sum() - 1)),
         }
+
+    def without_loop(self, loop_s: float) -> LockedReplay:
+        """The same, of a log whose steps hold `loop_s` seconds of our own loop each: a replay
+        times the engine alone."""
+        if not loop_s:
+            return self
+        predicted = self.steps["predicted_s"] - loop_s
+        return replace(self, steps=self.steps.assign(predicted_s=predicted))
 
     def noise(self) -> dict[str, float]:
         """Of replays taken together: the share of all measurements that others disturbed, and of

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from tests.experiments.campaign_cases import TRACE, sample, seconds
@@ -31,6 +32,7 @@ from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.measured.profile import model_spec
 from twinserve.profiles.measured.samples import Measurement, StepSample, write_samples
 from twinserve.profiles.profile import load_profile, save_profile
+from twinserve.sim.results.decisions import read_log
 from twinserve.sim.results.files import write_run
 from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin.replay import LockedReplay
@@ -44,9 +46,12 @@ def plan_of(traces: Path, *policies: str) -> Plan:
     return Plan({"mooncake": traces / "mooncake_part.jsonl"}, (0.8,), policies, 0.2, 1)
 
 
+def cell_folder(store: Store, policy: str) -> Path:
+    return store.folder / "runs" / "tiny-eager" / Cell("mooncake", 0.8, policy, 0.2).name
+
+
 def cell_files(store: Store, policy: str) -> set[str]:
-    folder = store.folder / "runs" / "tiny-eager" / Cell("mooncake", 0.8, policy, 0.2).name
-    return {path.name for path in folder.glob("*")}
+    return {path.name for path in cell_folder(store, policy).glob("*")}
 
 
 @pytest.mark.slow
@@ -286,9 +291,20 @@ def test_free_runs_say_what_the_loop_takes_between_two_steps(store, traces, caps
     assert len(errors) == 6 and max(map(abs, errors)) < 0.2
     assert all(float(row[2].split(" / ")[1]) < -5 for row in rows)  # TPOT, steps alone
 
+    # a run that cannot be compared is named, and the others stay
+    live = cell_folder(store, "sarathi") / "live-1" / "summary.json"
+    whole = live.read_text()
+    live.write_text(whole.replace('"mean_tpot_ms"', '"tpot"'))
+    other = store.path("runs", "14b-graphs", "mooncake-80-vllm", "cell.json")  # of another model
+    shutil.copytree(cell_folder(store, "vllm"), other.parent, dirs_exist_ok=True)
+    assert campaign.main(["free", *arguments, "--eager"]) == 0
+    assert "mooncake-80-sarathi: left out: cell.json or a summary.json" in capsys.readouterr().out
+    assert store.path("report", "free.md").read_text().count("| mooncake") == 1
+    live.write_text(whole)
+
     work = sample("decode", 0, 0, 4, 64).work
     steps = [StepSample("traffic", 10**6, 1, work, seconds(work) + 3e-4)] * 8
-    facts = store.read("steps", "machine.json") | {"loop_s": 7e-4}
+    facts = store.read("steps", "machine.json") | {"loop_s": 7e-4, "rounds": 3}
     write_samples(
         Measurement(steps, [], facts), campaign_steps.raw_path(store, "tiny", False, "-traffic")
     )
@@ -296,22 +312,47 @@ def test_free_runs_say_what_the_loop_takes_between_two_steps(store, traces, caps
     known = load_profile(path)
     assert known.loop_s == 7e-4 and known.step_model.fit.traffic_steps == 8
     assert "a step (" not in store.path("report", "free.md").read_text()
-    cell = store.folder / "runs" / "tiny-eager" / "mooncake-80-vllm"
-    shutil.rmtree(cell), shutil.rmtree(cell.with_name("mooncake-80-sarathi"))
+
+    # a plan has the loop between its steps, and a locked replay does without
+    for policy in ("vllm", "sarathi"):
+        shutil.rmtree(cell_folder(store, policy))
+    campaign_runs.plan_runs(store, "tiny", False, plan_of(traces, "vllm"))
+    folder = cell_folder(store, "vllm")
+    facts, log = (
+        json.loads((folder / "cell.json").read_text()),
+        read_log(folder / "decisions.jsonl.gz"),
+    )
+    taken = [step.seconds for step in log.steps]
+    assert facts["planned_busy_s"] == pytest.approx(sum(taken) - 7e-4 * len(taken))
+    replay = LockedReplay(pd.DataFrame({"predicted_s": taken}), {}, "", 0, [])
+    assert replay.without_loop(facts["loop_s"]).steps["predicted_s"].sum() == pytest.approx(
+        facts["planned_busy_s"]
+    )
     assert campaign.main(["free", *arguments, "--eager"]) == 1
-    assert "no free run of a trace in --traces" in capsys.readouterr().out
+    assert "no free run of this model" in capsys.readouterr().out
 
 
 def test_the_page_has_the_kept_free_runs():
     page = (ROOT / "docs/calibrate.md").read_text()
-    kept = (ROOT / "docs/results/campaign").glob("*/report/free.md")
-    lines = [line for file in kept for line in file.read_text().splitlines() if " / " in line]
-    rows = [
-        line.strip("| ").split(" | ") for line in lines if line.startswith(("| azure", "| moon"))
-    ]
-    assert len(rows) == 15
-    for _, *_, measured, looped in rows:
-        assert f"| {measured} | {looped}" in page
+    named = {"h200": "H200", "h200-14b": "H200, 14B", "h100": "H100"}
+    count = 0
+    for folder, card in named.items():
+        cells: dict[str, list[list[str]]] = {}
+        for line in (
+            (ROOT / f"docs/results/campaign/{folder}/report/free.md").read_text().split("\n")
+        ):
+            name, *row = line.strip("| ").split(" | ")
+            if name.startswith(("azure", "moon")):
+                cells.setdefault(name, []).append(row)
+        for name, ((*_, measured, looped), *shares) in cells.items():
+            trace, load, policy = name.split("-")[:3]
+            policy = "vllm" if policy == "vllm" else "bros:chunk=fit"
+            found = f"| {card}, {trace.title()} {load} %, `{policy}` | {measured} | {looped}"
+            live, simulated = (shares[0][0], shares[0][-1]) if shares else ("", "")
+            (row,) = [line for line in page.split("\n") if line.startswith(found)]
+            assert row.endswith(f" | {live} | {simulated} |"), name
+            count += 1
+    assert count == 15
 
 
 def test_a_report_of_nothing(tmp_path):
