@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from twinserve import formats
 from twinserve.formats import Format, parse_json, same
 from twinserve.sim.results.files import dump_json
 from twinserve.sim.setup.config import SettingsError
@@ -32,7 +33,9 @@ from twinserve.traces.write import write_atomically
 # Of the package, whether it is installed or reached through the links in src/twinserve.
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGE = "twinserve."
-_SIMULATOR = ("sim", "policies", "backends", "profiles", "traces")
+FORMATS = Path(formats.__file__)  # reads the data that ship; not below the links
+_SIMULATOR = ("sim", "policies", "backends", "profiles", "traces", "native")
+_KINDS = (".py", ".pyx", ".pxd", ".json", ".csv")  # native's compiled sources, too
 # Of these: what computes a run, not what asks for runs, shows them or compares them.
 _COMPUTES = (
     *("sim/engine", "sim/fleet", "sim/setup", "sim/results", "sim/serve_line"),
@@ -44,14 +47,8 @@ _COMPUTES = (
 def sources_digest(work: Callable) -> str:
     """Return a digest of all that can change the result of `work`: its module, and every module and
     data file of the simulator."""
-    found = sorted(
-        path
-        for room in _SIMULATOR
-        for path in (ROOT / room).rglob("*")
-        if path.suffix in (".py", ".json", ".npz")
-    )
     sha = hashlib.sha256()
-    for path in [*_own_modules(Path(inspect.getfile(work))), *found]:
+    for path in [*_own_modules(Path(inspect.getfile(work))), *_files_of(_SIMULATOR)]:
         sha.update(path.read_bytes())
     return sha.hexdigest()
 
@@ -60,32 +57,35 @@ def code_digest(work: Callable) -> str:
     """Return a digest of what `work` computes: as `sources_digest`, without docstrings, comments
     and layout, and of the simulator without commands and reports. The same for every version of
     Python."""
-    found = [path for room in _COMPUTES for path in (ROOT / room).rglob("*") if _counts(path)]
+    own, live = _own_modules(Path(inspect.getfile(work)), _COMPUTES), ROOT / "backends/live"
     sha = hashlib.sha256()
-    for path in [*_own_modules(Path(inspect.getfile(work)), _COMPUTES), *sorted(found)]:
-        sha.update(_computed_by(path).encode())
+    for path in [*own, *_files_of(_COMPUTES)]:
+        if not path.is_relative_to(live):
+            sha.update(_computed_by(path).encode())
     return sha.hexdigest()
 
 
-def _counts(path: Path) -> bool:
-    live = path.is_relative_to(ROOT / "backends/live")
-    return path.suffix in (".py", ".json", ".csv") and not live
+def _files_of(rooms: Sequence[str]) -> list[Path]:
+    """Return the sources in these folders of the package, and `formats.py`."""
+    found = [path for room in rooms for path in (ROOT / room).rglob("*") if path.suffix in _KINDS]
+    return [*sorted(found), FORMATS]
 
 
 @cache
 def _computed_by(path: Path) -> str:
     text = path.read_bytes()
     if path.suffix == ".py":
-        text = _meant(ast.parse(text)).encode()
+        text = _without_docs(ast.parse(text)).encode()
     return hashlib.sha256(text).hexdigest()
 
 
-def _meant(node: object) -> str:
+def _without_docs(node: object) -> str:
     if isinstance(node, ast.AST):
-        fields = [f"{k}={_meant(v)}" for k, v in ast.iter_fields(node) if v not in (None, [])]
+        given = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
+        fields = [f"{name}={_without_docs(value)}" for name, value in given]
         return f"{type(node).__name__}({','.join(fields)})"
     if isinstance(node, list):
-        return ";".join(_meant(part) for part in node if not _is_text(part))
+        return ";".join(_without_docs(part) for part in node if not _is_text(part))
     return repr(node)
 
 

@@ -213,26 +213,32 @@ def test_what_is_stale_is_named(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("room", "text", "same"),
+    ("file", "text", "same"),
     [
-        ("policies", '# Other.\ndef f(x):\n    "Words."\n    return (x + 1)\n', True),
-        ("policies", 'def f(x):\n    """Doc."""\n    return x + 2  # why\n', False),
-        ("policies", 'def f(x):\n    """Doc."""\n    return "Doc."\n', False),
-        ("backends/live", "y = 1", True),
-        ("sim/report", "y = 1", True),
-        ("native", "y = 1", False),
+        ("policies/a.py", '# Other.\ndef f(x):\n    "Words."\n    return (x + 1)\n', True),
+        ("policies/a.py", 'def f(x):\n    """Doc."""\n    return x + 2  # why\n', False),
+        ("policies/a.py", 'def f(x):\n    """Doc."""\n    return "Doc."\n', False),
+        ("backends/live/a.py", "y = 1", True),
+        ("sim/report/a.py", "y = 1", True),
+        ("native/a.py", "y = 1", False),
+        ("native/a.pyx", "cdef int y = 1", False),
+        ("native/a.pxd", "cdef int y", False),
+        ("formats.py", "y = 1", False),
+        ("errors.py", "y = 1", True),
     ],
 )
-def test_code_is_other_code_if_it_computes_something_else(tmp_path, monkeypatch, room, text, same):
+def test_code_is_other_code_if_it_computes_something_else(tmp_path, monkeypatch, file, text, same):
     def digest(name: str, **files: str) -> str:
         for file, content in files.items():
             (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name / file).write_text(content)
         monkeypatch.setattr(sweep_points, "ROOT", tmp_path / name)
+        monkeypatch.setattr(sweep_points, "FORMATS", tmp_path / name / "formats.py")
         return sweep_points.code_digest(square)
 
-    before = {"policies/a.py": 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'}
-    assert (digest("old", **before) == digest("new", **before | {f"{room}/a.py": text})) == same
+    text_before = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
+    before = {"policies/a.py": text_before, "formats.py": "x = 1"}
+    assert (digest("old", **before) == digest("new", **before | {file: text})) == same
 
 
 def test_how_long_a_study_takes_is_told_by_what_its_runs_took(tmp_path):
