@@ -44,7 +44,7 @@ from twinserve.sim.sweep.points import KEPT, Kept
 from twinserve.sim.sweep.repeats import Repeat
 from twinserve.sim.sweep.statistics import over_seeds
 from twinserve.traces.workload import WorkloadError
-from twinserve.traces.write import write_atomically
+from twinserve.traces.write import write_together
 
 # Shown if there is one, in this order: name in the summary, and as a heading. As in the table that
 # simulate prints.
@@ -181,8 +181,11 @@ def _counted(verdicts: pd.Series) -> str | None:
 def write_results(
     out: Path, frame: pd.DataFrame, table: pd.DataFrame, failures: pd.DataFrame, about: dict
 ) -> None:
-    """Write all files but differences.csv and the plots. What an earlier sweep wrote and this one
-    does not, is removed. Raises WorkloadError."""
+    """Write all files but differences.csv and the plots. Then remove what an earlier sweep wrote
+    and this one does not. If all runs failed, an earlier sweep's results stay, and failures.csv is
+    all that is written. Raises WorkloadError."""
+    stays = not len(frame) and (out / "table.csv").is_file()
+    files = {} if stays else {"sweep.json": dump_json(about).encode()}
     if len(frame):
         sink = io.BytesIO()
         try:
@@ -193,14 +196,14 @@ def write_results(
                 "that folder, or name another --out"
             ) from None
         pq.write_table(columns.replace_schema_metadata(None), sink)
-    for name in _FILES:
-        (out / name).unlink(missing_ok=True)
-    if len(frame):
-        write_atomically(out / "runs.parquet", sink.getvalue())
-        write_atomically(out / "table.csv", table.to_csv(index=False).encode())
+        files["runs.parquet"] = sink.getvalue()
+        files["table.csv"] = table.to_csv(index=False).encode()
     if len(failures):
-        write_atomically(out / "failures.csv", failures.to_csv(index=False).encode())
-    write_atomically(out / "sweep.json", dump_json(about).encode())
+        files["failures.csv"] = failures.to_csv(index=False).encode()
+    write_together([(out / name, content) for name, content in files.items()])
+    for name in () if stays else _FILES:
+        if name not in files:
+            (out / name).unlink(missing_ok=True)
 
 
 def about(runs: Sequence[Run], options: MetricsOptions, error_bars: bool, repeat: Repeat) -> dict:

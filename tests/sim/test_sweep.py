@@ -149,6 +149,25 @@ def test_rows_that_do_not_fit_each_other_are_one_line(tmp_path):
             write_results(tmp_path, frame, frame, frame, {})
 
 
+def test_earlier_results_stay_until_others_are_written(tmp_path, monkeypatch):
+    def files() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    frame = pd.DataFrame({"seed": [0]})
+    good = frame, frame, frame[:0], {}
+    write_results(tmp_path, *good)
+    (tmp_path / "differences.csv").touch()
+    before = files()
+    write_results(tmp_path, frame[:0], frame[:0], frame, {"runs": 1})  # all failed
+    assert files() == before | {"failures.csv": b"seed\n0\n"}
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("twinserve.sim.sweep.output.write_together", lambda _: 1 / 0)
+        write_results(tmp_path, *good)
+    assert before.items() <= files().items()
+    write_results(tmp_path, *good)
+    assert files().keys() == {"runs.parquet", "table.csv", "sweep.json"}
+
+
 @pytest.mark.slow
 def test_a_larger_sweep_adds_its_own_runs_only(tmp_path, ran):
     sweep(tmp_path, "--grid", "rate=10", "--seeds", "1")
