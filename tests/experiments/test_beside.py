@@ -6,6 +6,7 @@ import io
 import json
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,10 @@ LOAD = {
     "ttfts": [0.5] * 4, "errors": [""] * 4, "output_throughput": 3.0,
     "mean_ttft_ms": 500.0, "p99_ttft_ms": 500.0, "mean_tpot_ms": 10.0, "p99_tpot_ms": 10.0,
 }  # fmt: skip
+
+
+def no_package(name: str) -> str:
+    raise PackageNotFoundError(name)
 
 
 def test_prompts_that_the_server_knew_are_found_again(tmp_path):
@@ -50,9 +55,8 @@ def test_a_row_a_source(tmp_path, monkeypatch, capsys):
         yield lambda workload, seed: seeds.append(seed) or seen
 
     monkeypatch.setattr(beside, "emulated_server", server)
-    given = [str(tmp_path), "--profile", "llama-3.1-8b@h200", "--repeats", "2"]
-    monkeypatch.setattr("sys.argv", ["beside", *given])
-    beside.main()
+    monkeypatch.setattr(beside, "installed_vllm", lambda: "0.32.0")
+    assert beside.main([str(tmp_path), "--profile", "llama-3.1-8b@h200", "--repeats", "2"]) == 0
     table = pd.read_csv(io.StringIO(capsys.readouterr().out))
     assert table.source.tolist() == ["real", "simulated (vllm)", "emulated", "emulated"]
     assert len(set(seeds)) == 3  # a prompt that comes again would be found in the cache
@@ -61,3 +65,29 @@ def test_a_row_a_source(tmp_path, monkeypatch, capsys):
     assert emulated.mean_ttft_ms == pytest.approx(300) and emulated.late_steps_pct == 2
     assert emulated.output_tokens_per_s == pytest.approx(12 / 3.44, abs=1e-3)
     assert ours.computed_ms < ours.mean_ttft_ms
+
+
+@pytest.mark.parametrize(
+    ("load", "words", "said"),
+    [
+        (None, "", "has no file"),
+        ("{", "", "512-3.json: cannot be read"),
+        (LOAD | {"date": None}, "", "512-3.json: has no date"),
+        (LOAD | {"output_lens": [3, 3, 3, 4]}, "", "512-3.json: answers of several lengths"),
+        (LOAD, "--profile llama-3.1-8b@h2000", "h2000"),
+        (LOAD, "--front-end none.json", "none.json"),
+        (LOAD, "--repeats 1", "no vLLM"),
+    ],
+)
+def test_what_cannot_run_is_one_line_before_the_first_row(
+    load, words, said, tmp_path, monkeypatch, capsys
+):
+    if isinstance(load, dict):
+        load = json.dumps({name: value for name, value in load.items() if value is not None})
+    if load is not None:
+        (tmp_path / "512-3.json").write_text(load)
+    monkeypatch.setattr("twinserve.backends.live.versions.version", no_package)
+    given = ["--profile", "llama-3.1-8b@h200", "--repeats", "0", *words.split()]
+    assert beside.main([str(tmp_path), *given]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and said in error and error.startswith("error: ") and error.count("\n") == 1
