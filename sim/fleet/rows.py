@@ -142,8 +142,8 @@ def _seen(table: Columns, requests: list[Request], front_end: Between) -> Column
     """Rows of `requests` by the clocks of their clients, and in columns of their own the engine's
     arrival and first token. An engine may have completed what its client no longer waited for."""
     number = np.array([request.number for request in requests], np.int64)
-    gave = [_gave(request) for request in requests]
-    replicas = np.array(gave, np.int64).reshape(-1, 2).T
+    pairs = [_first_and_last_replica(request) for request in requests]
+    replicas = np.array(pairs, np.int64).reshape(-1, 2).T
     first_s, last_s = (
         front_end.seen_s(table[name], of, number)
         for name, of in zip(("first_token_s", "last_token_s"), replicas, strict=True)
@@ -162,7 +162,7 @@ def _seen(table: Columns, requests: list[Request], front_end: Between) -> Column
     )
 
 
-def _gave(request: Request) -> tuple[int, int]:
+def _first_and_last_replica(request: Request) -> tuple[int, int]:
     """Return the replicas of the client's first and last token; -1: no token."""
     found = [
         stay.replica.index

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from twinserve.sim.serve_line.found import Beside, Found, count
+from twinserve.sim.serve_line.found import Found, ReadNamed, count
 from twinserve.sim.serve_line.launch import of_container
 from twinserve.sim.serve_line.shell import interpolated
 from twinserve.sim.serve_line.words import Word, line_of, split
@@ -26,15 +26,15 @@ def read_env(text: str | None) -> dict[str, str]:
     return found
 
 
-def servers(doc: Map, where: str, beside: Beside) -> list[Found]:
-    values = read_env(beside(".env"))
+def servers(doc: Map, where: str, read_named: ReadNamed) -> list[Found]:
+    values = read_env(read_named(".env"))
     services = part(doc, "services")
     found = []
     for name, service in services.items():
         if isinstance(service, Map):
             line = services.lines.get(name, 1)
             whole = _extended(service, services)
-            found += _of_service(Word(name, line), whole, values, where, beside)
+            found += _of_service(Word(name, line), whole, values, where, read_named)
     return found
 
 
@@ -51,7 +51,7 @@ def _extended(service: Map, services: Map) -> Map:
 
 
 def _of_service(
-    name: Word, service: Map, values: Mapping[str, str], where: str, beside: Beside
+    name: Word, service: Map, values: Mapping[str, str], where: str, read_named: ReadNamed
 ) -> list[Found]:
     defaults: list[str] = []
 
@@ -70,7 +70,7 @@ def _of_service(
     files = service.get("env_file") or []
     for file in files if isinstance(files, list) else [files]:
         path = file.get("path", "") if isinstance(file, Map) else file
-        env |= read_env(beside(str(path)))
+        env |= read_env(read_named(str(path)))
     said = service.get("environment") or {}
     pairs = said.items() if isinstance(said, Map) else (str(i).partition("=")[::2] for i in said)
     taken: list[str] = []

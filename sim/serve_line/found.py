@@ -11,7 +11,8 @@ from twinserve.sim.serve_line.words import ServeLineError, Word, lacking, line_o
 from twinserve.sim.serve_line.yaml_lines import as_word
 
 PREFILL, DECODE = "prefill", "decode"
-Beside = Callable[[str], str | None]  # the text of a file that another one names; None: not there
+# Returns the text of a file that another one names; None: not there.
+ReadNamed = Callable[[str], str | None]
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from twinserve.sim.serve_line.found import DECODE, PREFILL, Beside, Found, count, words_of
+from twinserve.sim.serve_line.found import DECODE, PREFILL, Found, ReadNamed, count, words_of
 from twinserve.sim.serve_line.launch import Launch, of_container
 from twinserve.sim.serve_line.words import ServeLineError, Word, line_of, split, without_value
 from twinserve.sim.serve_line.yaml_lines import Map, as_word, listed, maps_of, part
@@ -33,7 +33,7 @@ class _Pod:
     labels: dict[str, str]
 
 
-def servers(docs: list[Any], where: str) -> tuple[list[Found], Beside]:
+def servers(docs: list[Any], where: str) -> tuple[list[Found], ReadNamed]:
     """The servers of manifests, and the files that their ConfigMaps hold."""
     items = [item for doc in docs if isinstance(doc, Map) for item in _items(doc)]
     maps = {
@@ -53,11 +53,11 @@ def servers(docs: list[Any], where: str) -> tuple[list[Found], Beside]:
                         f"HorizontalPodAutoscaler: {least} to {spec.get('maxReplicas')}"
                     )
 
-    def beside(name: str) -> str | None:
+    def read_named(name: str) -> str | None:
         last = name.rpartition("/")[2]
         return next((str(data[last]) for data in maps.values() if last in data), None)
 
-    return found, beside
+    return found, read_named
 
 
 def _items(doc: Map) -> list[Map]:

@@ -16,8 +16,8 @@ from twinserve.sim.serve_line.argv import is_option
 from twinserve.sim.serve_line.found import (
     DECODE,
     PREFILL,
-    Beside,
     Found,
+    ReadNamed,
     count,
     one_server,
     words_of,
@@ -200,20 +200,20 @@ def read_servers(given: str, release: str | None = None) -> list[Server]:
     vLLM, if the user names it. Raises ServeLineError: one line with file, line, what to do.
     """
     path, name = _path(given)
-    beside: Beside
+    read_named: ReadNamed
     if path is None:
         where, noun = "--from-vllm", "server"
-        found, beside = _of_line(given), _nothing
+        found, read_named = _of_line(given), _nothing
     else:
-        where, beside = path.name, _beside(path)
-        found, noun, beside = _of_file(path, _text(path), beside)
+        where, read_named = path.name, _reader_near(path)
+        found, noun, read_named = _of_file(path, _text(path), read_named)
     if not found:
         raise ServeLineError(
             f"{where}: starts no vLLM server; give a line with `vllm serve`, or a file that has one"
         )
     chosen = one_server(found, where, noun, name)
     for one in chosen:
-        _with_config(one, where, beside, release)
+        _with_config(one, where, read_named, release)
     servers = [server_of(one, where, release) for one in chosen]
     if len(servers) == 1 and servers[0].role is not None:
         other = "prefill" if servers[0].role == "decode" else "decode"
@@ -250,7 +250,7 @@ def _text(path: Path) -> str:
         raise ServeLineError(f"{path}: this is no text; name a script or a YAML file") from None
 
 
-def _beside(path: Path) -> Beside:
+def _reader_near(path: Path) -> ReadNamed:
     """Files that the file names lie in its folder: paths of other machines end there."""
 
     def text(name: str) -> str | None:
@@ -275,26 +275,26 @@ def _of_line(text: str) -> list[Found]:
     return [Found(one, "one line", defaults=defaults) for one in found]
 
 
-def _of_file(path: Path, text: str, beside: Beside) -> tuple[list[Found], str, Beside]:
+def _of_file(path: Path, text: str, read_named: ReadNamed) -> tuple[list[Found], str, ReadNamed]:
     """Servers of a file by what it holds; what several of them are called, and where files that it
     names are."""
     where, name = path.name, path.name.lower()
     if "dockerfile" in name or "containerfile" in name:
-        return units.dockerfile(text, where), "image", beside
+        return units.dockerfile(text, where), "image", read_named
     if re.search(r"(?m)^\[(?:Service|Container|Unit)\]\s*$", text):
-        return units.systemd(text, where, beside), "unit", beside
+        return units.systemd(text, where, read_named), "unit", read_named
     if name.endswith((".yaml", ".yml", ".json", ".tpl", ".j2")) or _looks_like_yaml(text):
-        return _of_yaml(text, where, beside)
+        return _of_yaml(text, where, read_named)
     if re.match(r"(?:#.*\n|\s)*(?:ARG\s.*\n\s*)*FROM\s+\S+", text):
-        return units.dockerfile(text, where), "image", beside
-    return _of_script(text, where, beside)
+        return units.dockerfile(text, where), "image", read_named
+    return _of_script(text, where, read_named)
 
 
 def _looks_like_yaml(text: str) -> bool:
     return bool(re.search(r"(?m)^(?:apiVersion|kind|services):", text)) and "<<" not in text
 
 
-def _of_script(text: str, where: str, beside: Beside) -> tuple[list[Found], str, Beside]:
+def _of_script(text: str, where: str, read_named: ReadNamed) -> tuple[list[Found], str, ReadNamed]:
     defaults: list[str] = []
     if where.lower().endswith((".bat", ".cmd", ".ps1")):
         text = re.sub(r"[\^`]\r?\n", "\\\n", text)  # lines that go on
@@ -317,47 +317,47 @@ def _of_script(text: str, where: str, beside: Beside) -> tuple[list[Found], str,
             one.labels = [("--gres", (kind,))] if kind else []
             one.launch.env = {k: v for k, v in one.launch.env.items() if k not in known}
         written = {c.into: c.here[0] for c in commands if c.into and c.here}
-        return found, "server", lambda name: written.get(name) or beside(name)
+        return found, "server", lambda name: written.get(name) or read_named(name)
     for command in commands:
         for body in command.here:
             if re.search(r"(?m)^(?:apiVersion|services):", body):
-                found, noun, beside = _of_yaml(body, where, beside, line_of(body))
+                found, noun, read_named = _of_yaml(body, where, read_named, line_of(body))
                 for one in found:
                     one.kind = "shell script with a manifest"
                 if found:
-                    return found, noun, beside
-    return [], "server", beside
+                    return found, noun, read_named
+    return [], "server", read_named
 
 
 def _of_yaml(
-    text: str, where: str, beside: Beside, first: int = 1
-) -> tuple[list[Found], str, Beside]:
+    text: str, where: str, read_named: ReadNamed, first: int = 1
+) -> tuple[list[Found], str, ReadNamed]:
     docs = [doc for doc in documents(text, where, first) if isinstance(doc, Map)]
     docs = [part(doc, "spec", "values") or doc for doc in docs]  # of a HelmRelease
     doc: Any = docs[0] if docs else {}
     if isinstance(part(doc, "image").get("command"), list):
-        return vllm_chart(doc, where), "server", beside
+        return vllm_chart(doc, where), "server", read_named
     if "servingEngineSpec" in doc:
-        return production_stack(doc, where), "model", beside
+        return production_stack(doc, where), "model", read_named
     if "modelArtifacts" in doc:
-        return llm_d(doc, where), "pool", beside
+        return llm_d(doc, where), "pool", read_named
     if "services" in doc:
-        return compose.servers(doc, where, beside), "service", beside
+        return compose.servers(doc, where, read_named), "service", read_named
     if "applications" in doc or any(one.get("kind") == "RayService" for one in docs):
         served = [one for one in docs if "applications" in one or one.get("kind") == "RayService"]
-        return units.ray_serve(served[0], where), "model", beside
+        return units.ray_serve(served[0], where), "model", read_named
     if isinstance(doc.get("run"), str) and not doc.get("apiVersion"):
-        return units.skypilot(doc, where), "server", beside
+        return units.skypilot(doc, where), "server", read_named
     if any("apiVersion" in one for one in docs):
         found, in_maps = kubernetes.servers(docs, where)
-        return found, "container", lambda name: in_maps(name) or beside(name)
+        return found, "container", lambda name: in_maps(name) or read_named(name)
     if doc and sum(is_option(f"--{key}") for key in doc) * 2 > len(doc):
         config = [Word("--config"), Word(where)]
         return [Found(Launch(config, {}), "serve --config")], "server", lambda name: text
-    return [], "server", beside
+    return [], "server", read_named
 
 
-def _with_config(found: Found, where: str, beside: Beside, release: str | None) -> None:
+def _with_config(found: Found, where: str, read_named: ReadNamed, release: str | None) -> None:
     """The options of `--config FILE` in their place: behind the model, before the others. Raises
     ServeLineError if the file is not there."""
     words = found.launch.argv
@@ -365,7 +365,7 @@ def _with_config(found: Found, where: str, beside: Beside, release: str | None) 
         return  # `--config=FILE` vLLM does not read, either
     index = words.index(Word("--config"))
     name = words[index + 1] if index + 1 < len(words) else ""
-    text = beside(name) if name else None
+    text = read_named(name) if name else None
     if text is None:
         raise ServeLineError(
             f"{where}:{line_of(words[index])}: --config {name}: there is no such file; put it into "

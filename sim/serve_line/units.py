@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from twinserve.sim.serve_line.argv import options
 from twinserve.sim.serve_line.compose import read_env
-from twinserve.sim.serve_line.found import Beside, Found, count
+from twinserve.sim.serve_line.found import Found, ReadNamed, count
 from twinserve.sim.serve_line.launch import Launch, launches, of_container, of_words, pinned_release
 from twinserve.sim.serve_line.shell import interpolated
 from twinserve.sim.serve_line.words import ServeLineError, Word, split
@@ -84,7 +84,7 @@ def _exec_form(rest: str, line: int) -> list[Word]:
     return [Word("sh", line), Word("-c", line), Word(rest, line)]
 
 
-def systemd(text: str, where: str, beside: Beside) -> list[Found]:
+def systemd(text: str, where: str, read_named: ReadNamed) -> list[Found]:
     """What a unit starts (`ExecStart=`), or the container of a Quadlet (`Image=`, `Exec=`)."""
     env: dict[str, str] = {}
     starts: list[tuple[int, str]] = []
@@ -98,7 +98,7 @@ def systemd(text: str, where: str, beside: Beside) -> list[Found]:
             pairs = [word.partition("=") for word in split(value)]
             env |= {name: said for name, has, said in pairs if has}
         elif key == "EnvironmentFile":
-            env |= read_env(beside(value.removeprefix("-")))
+            env |= read_env(read_named(value.removeprefix("-")))
         elif key == "Image":
             image = value
         elif key in ("ExecStart", "Exec"):

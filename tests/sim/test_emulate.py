@@ -13,7 +13,12 @@ import pytest
 from twinserve.backends.live.emulate import serve as serving
 from twinserve.backends.live.emulate.pace import WallPace
 from twinserve.backends.live.emulate.serve import check_port, engine_arguments
-from twinserve.backends.live.emulate.settings import KEY, anywhere, emulated, read_emulated
+from twinserve.backends.live.emulate.settings import (
+    KEY,
+    emulated,
+    read_emulated,
+    with_absolute_path,
+)
 from twinserve.backends.live.emulate.steps import EmulatedSteps, TokenRange
 from twinserve.backends.live.serving.options import read_options
 from twinserve.backends.live.versions import LiveEngineError
@@ -155,8 +160,11 @@ def test_an_engine_in_another_folder_finds_the_profiles_file(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert read_emulated(options).model().step_seconds(StepComposition(1, 99, 99)) > 0
     assert load_profile(options["profile"])
-    assert anywhere("cfg/config.json@h100:tp2") == f"{tmp_path}/elsewhere/cfg/config.json@h100:tp2"
-    assert anywhere(PROFILE) == PROFILE
+    assert (
+        with_absolute_path("cfg/config.json@h100:tp2")
+        == f"{tmp_path}/elsewhere/cfg/config.json@h100:tp2"
+    )
+    assert with_absolute_path(PROFILE) == PROFILE
 
 
 def test_options_of_the_scheduler_may_be_given_beside():

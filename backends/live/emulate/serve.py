@@ -15,7 +15,13 @@ from functools import partial
 from pathlib import Path
 
 from twinserve.backends.live.emulate.model import write_model
-from twinserve.backends.live.emulate.settings import EXECUTOR, KEY, WORKER, anywhere, emulated
+from twinserve.backends.live.emulate.settings import (
+    EXECUTOR,
+    KEY,
+    WORKER,
+    emulated,
+    with_absolute_path,
+)
 from twinserve.backends.live.needs import require
 from twinserve.backends.live.route.settings import router_of
 from twinserve.backends.live.serving.process import VLLM, end_with_parent, named_vllm
@@ -72,7 +78,7 @@ def engine_arguments(
         arguments += ["--scheduler-cls", scheduler, "--middleware", _MIDDLEWARE]
         options["policy"] = policy
         if parse_policy(policy).uses_estimator:
-            options.setdefault("profile", anywhere(config.profile))
+            options.setdefault("profile", with_absolute_path(config.profile))
     return [*arguments, _CONFIG, json.dumps(options), *given]
 
 

@@ -61,14 +61,14 @@ def emulated(config: SimulationConfig, hardware: Hardware, named_tokens: bool = 
         if getattr(config, name) != SimulationConfig.model_fields[name].get_default()
     }
     return Emulated(
-        hardware=given | {"profile": anywhere(config.profile)},
+        hardware=given | {"profile": with_absolute_path(config.profile)},
         num_blocks=hardware.num_blocks,
         kv_bytes_per_token=hardware.limits.kv_bytes_per_token,
         named_tokens=named_tokens,
     )
 
 
-def anywhere(profile: str) -> str:
+def with_absolute_path(profile: str) -> str:
     """Return the profile's name with a file's path absolute: the engine runs in another folder."""
     name, at, gpu = profile.partition("@")
     return f"{Path(name).resolve()}{at}{gpu}" if name.lower().endswith(".json") else profile
