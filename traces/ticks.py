@@ -23,12 +23,11 @@ def find_tick(arrival_s: np.ndarray) -> float | None:
     moments within 5 % of a multiple of their median; and that median at least half a second.
     """
     known = arrival_s[~np.isnan(arrival_s)]
-    # np.median, and np.unique without counts, would load numpy's masked arrays
-    moments = np.unique(known, return_counts=True)[0]
+    moments = np.unique(known)
     if len(moments) < MIN_TICKS or len(known) < MIN_ROWS_PER_TICK * len(moments):
         return None
     gaps = np.diff(moments)
-    tick = float(np.sort(gaps)[[(len(gaps) - 1) // 2, len(gaps) // 2]].sum() / 2)  # their median
+    tick = float(np.median(gaps))
     if tick < MIN_TICK_S:
         return None
     off = np.abs(gaps / tick - np.maximum(np.rint(gaps / tick), 1))

@@ -32,7 +32,7 @@ def _need(ok: bool, message: str) -> None:
 def take_rows(w: Workload, rows: np.ndarray) -> Workload:
     """The rows of a workload at some indices, in that order; groups without rows disappear."""
     group = w.group[rows]
-    kept = np.array(sorted({*group[group >= 0].tolist()}), np.int64)
+    kept = np.unique(group[group >= 0])
     columns = {name: getattr(w, name)[rows] for name in ROW_COLUMNS}
     columns["group"] = np.where(group >= 0, np.searchsorted(kept, group), -1)
     return replace(

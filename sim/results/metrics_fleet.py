@@ -36,7 +36,7 @@ def describe_kv(rows: RunRows) -> dict:
     peak_use = None if peak is None or total is None else peak / total
     mean_use = None if mean is None or total is None else mean / total
     replicas = rows.replica_columns
-    if replicas is not None and len({*replicas["num_blocks"].tolist()}) > 1:
+    if replicas is not None and len(np.unique(replicas["num_blocks"])) > 1:
         blocks = np.zeros(replicas["replica"].max() + 1)
         blocks[replicas["replica"]] = replicas["num_blocks"]
 
@@ -85,7 +85,7 @@ def describe_scheduler(rows: RunRows, first_s: float, duration_s: float) -> dict
         tokens = tokens + steps.first("draft_tokens")
     waiting = steps.first("waiting")
     batch = prefill + decode
-    replicas = len({*steps.first("replica").tolist()})
+    replicas = len(np.unique(steps.first("replica")))
     some = len(steps) > 0
     busy = busy_seconds(steps)
     busy_s = total_s if busy == steps.seconds else summed(busy, 0, len(steps))
