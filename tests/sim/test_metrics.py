@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.sim.call_count import calls
 from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.fleet import source
 from twinserve.sim.results.files import POOL_GROUP, RunRows, dump_json
@@ -304,7 +304,7 @@ def test_the_order_of_rows_does_not_change_a_count_or_a_percentile():
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_requests_take_a_fraction_of_a_second():
+def test_no_row_of_a_hundred_thousand_requests_is_a_call():
     small = toy_rows(200)
     n, k = 100_000, 500_000
 
@@ -312,9 +312,7 @@ def test_a_hundred_thousand_requests_take_a_fraction_of_a_second():
         return frame.iloc[np.arange(size) % len(frame)].reset_index(drop=True)
 
     big = RunRows(many(small.requests, n), many(small.steps, k), many(small.gaps, k), 600)
-    began = time.process_time()
-    summarise(big)
-    assert time.process_time() - began < 2.0  # about 0.5 s; room for a slow machine
+    assert calls(lambda: summarise(big)) < 5000
 
 
 @pytest.mark.parametrize(
