@@ -83,6 +83,10 @@ class Backend(Protocol):
         """Queue the transfers of a plan without a step at `now`."""
         ...
 
+    def exposed_s(self, plan: StepPlan) -> float:
+        """Seconds that the first step of an idle engine takes longer, if later ones hide them."""
+        return 0.0
+
     def fail(self, now: float) -> None:
         """The engine dies at `now`, and transfers to and from it are lost. By default the backend
         keeps no record."""

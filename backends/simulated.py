@@ -40,6 +40,9 @@ class Slowed(AroundModel):
     def host_seconds(self, requests: int) -> float:
         return self.model.host_seconds(requests) * self.factor
 
+    def hidden_seconds(self, requests: int) -> float:
+        return self.model.hidden_seconds(requests) * self.factor
+
     def allreduce_seconds(self, work: StepComposition) -> float:
         return self.model.allreduce_seconds(work) * self.factor
 
@@ -101,6 +104,9 @@ class SimulatedBackend(Backend):
 
     def fetched(self, row: int) -> None:
         self._fetched.add(row)
+
+    def exposed_s(self, plan: StepPlan) -> float:
+        return self.model.hidden_seconds(len(plan.rows))
 
     def fail(self, now: float) -> None:
         self.link.lose(now)

@@ -119,6 +119,10 @@ class StepTimeModel(Protocol):
         """The host's part of a step with so many requests; 0 if unknown."""
         return 0.0
 
+    def hidden_seconds(self, requests: int) -> float:
+        """What a step with so many requests takes longer if no step is under way before it."""
+        return 0.0
+
     def allreduce_seconds(self, work: StepComposition) -> float:
         """How much of the step its all-reduces are; 0 on one rank, and if unknown."""
         return 0.0
@@ -144,6 +148,9 @@ class AroundModel(StepTimeModel):
 
     def host_seconds(self, requests: int) -> float:
         return self.model.host_seconds(requests)
+
+    def hidden_seconds(self, requests: int) -> float:
+        return self.model.hidden_seconds(requests)
 
     def allreduce_seconds(self, work: StepComposition) -> float:
         return self.model.allreduce_seconds(work)

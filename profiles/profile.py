@@ -325,6 +325,13 @@ class Profile(BaseModel):
                 "operators, or drop it"
             )
 
+    def scheduled(self, asynchronous: bool) -> Profile:
+        """The same engine, scheduling so: a measured form may tell what of its steps that hides."""
+        model = self.step_model
+        if not isinstance(model, MeasuredModel) or model.hidden is None:
+            return self
+        return self.model_copy(update={"step_model": replace(model, overlaps=asynchronous)})
+
     def with_host_time(self, host: HostTime) -> Profile:
         """The same engine whose GPU waits so much longer for its host, on top of the profile's own
         host terms. ProfileError for a form that has none."""

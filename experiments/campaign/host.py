@@ -4,6 +4,7 @@ the default of a server, the loop plans a step while the one before it runs."""
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from twinserve.experiments.campaign.setup import (
     Store,
     mode_name,
 )
+from twinserve.profiles.composition import decode_work
+from twinserve.profiles.measured.model import HiddenTimes
+from twinserve.profiles.profile import Profile
 
 SCHEDULERS = {
     "async": {
@@ -29,6 +33,7 @@ BATCHES = (1, 8, 32, 128, 256)
 _CONTEXT = 1024  # tokens
 _STEPS = 64  # timed, of each batch
 _SETTLE = 8  # steps before that
+_LEAST = 2  # batches that tell how host time grows with requests
 
 
 def host_path(key: str, graphs: bool) -> tuple[str, str]:
@@ -62,6 +67,22 @@ def measure_host(
     engines.close()  # no other stage can use it
     if not found:
         raise StageError("no step was measured in the time given")
+
+
+def with_hidden(profile: Profile, found: dict) -> Profile:
+    """`profile` with what asynchronous scheduling hides: its decode steps minus those that stage
+    `host` found with it. found: that stage's file; without such steps the profile stays."""
+    way, model = found.get("async", {"rows": []}), profile.step_model
+    rows = way["rows"]
+    if len(rows) < _LEAST:
+        return profile
+    context = way["context"] + _SETTLE + _STEPS // 2  # of the median step
+    gaps = [
+        model.repeated_seconds(decode_work(row["batch"], context)) - row["median_s"] for row in rows
+    ]
+    seconds = np.maximum.accumulate(np.maximum(gaps, 0.0)).tolist()
+    hidden = HiddenTimes(tuple(row["batch"] for row in rows), tuple(seconds))
+    return profile.model_copy(update={"step_model": replace(model, hidden=hidden)})
 
 
 def _decode(engine, batch: int, context: int, deadline: Deadline) -> dict:

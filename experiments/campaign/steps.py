@@ -10,6 +10,7 @@ from twinserve.backends.live.measure.bench import Bench
 from twinserve.backends.live.measure.device import bare_rates, describe_machine
 from twinserve.backends.live.measure.kept import Kept
 from twinserve.backends.live.measure.measure import Effort, _Run, engine_facts
+from twinserve.experiments.campaign.host import host_path, with_hidden
 from twinserve.experiments.campaign.setup import (
     MODEL_SIZES,
     STEPS,
@@ -230,6 +231,7 @@ def make_profile(store: Store, key: str, graphs: bool):
         profile = measured_profile(Measurement(measured.steps, transfers, measured.provenance), llm)
     except ProfileError as error:
         raise StageError(f"{path.name} makes no profile: {error}") from error
+    profile = with_hidden(profile, store.read(*host_path(key, graphs)) or {})
     save_profile(profile, target)
     fit = profile.step_model.fit
     errors = ", ".join(f"{kind} {error:.1%}" for kind, error in fit.errors.items())

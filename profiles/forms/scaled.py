@@ -80,6 +80,9 @@ class ScaledModel(AroundModel):
     def host_seconds(self, requests: int) -> float:
         return self._host(requests) * self.scale.host * self.scale.step
 
+    def hidden_seconds(self, requests: int) -> float:
+        return self.model.hidden_seconds(requests) * self.scale.step
+
     def allreduce_seconds(self, work: StepComposition) -> float:
         """Their part of the step is that of the model."""
         seconds = self.model.allreduce_seconds(work)

@@ -19,15 +19,17 @@ read once), and attention is added per request. The decodes of a mixed step pay 
 contexts, at a measured share of the cost in a pure decode step.
 
 The tables are of steps that are repeated. What a step of real traffic takes longer is added
-(`TrafficTimes`).
+(`TrafficTimes`). They are of an engine that schedules synchronously: `HiddenTimes` is subtracted
+for one that schedules asynchronously.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import field
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -117,6 +119,25 @@ class HostTimes:
 
 
 @dataclass(frozen=True, config=STRICT)
+class HiddenTimes:
+    """Seconds of a synchronous step that asynchronous scheduling hides behind the step before, by
+    the number of requests in the step: synchronous decode steps minus asynchronous ones."""
+
+    requests: tuple[int, ...] = Field(min_length=2)
+    seconds: tuple[Annotated[float, Field(ge=0)], ...] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _ordered(self):
+        if len(self.seconds) != len(self.requests):
+            raise ValueError(f"{len(self.requests)} numbers of requests, {len(self.seconds)} times")
+        if any(b <= a for a, b in pairwise(self.requests)):
+            raise ValueError("requests must rise strictly")
+        if any(b < a for a, b in pairwise(self.seconds)):
+            raise ValueError("seconds must not fall with requests")
+        return self
+
+
+@dataclass(frozen=True, config=STRICT)
 class TrafficTimes:
     """Seconds by which steps of real traffic are longer than the same steps repeated, measured in
     the live loop.
@@ -155,7 +176,10 @@ class TrafficTimes:
 @dataclass(frozen=True, config=STRICT)
 class MeasuredModel(StepTimeModel):
     """`batches` (requests) x `contexts` (tokens each) -> `decode_s` (seconds, one row a batch
-    size); `tokens` -> `token_s` (seconds) is f. Knots rise strictly, times never fall."""
+    size); `tokens` -> `token_s` (seconds) is f. Knots rise strictly, times never fall.
+
+    hidden    what asynchronous scheduling hides; None: not measured
+    overlaps  the engine schedules asynchronously: a run sets this from its own settings"""
 
     batches: tuple[int, ...] = Field(min_length=2)
     contexts: tuple[int, ...] = Field(min_length=2)
@@ -171,6 +195,8 @@ class MeasuredModel(StepTimeModel):
     fit: FitReport | None = None
     host: HostTimes | None = None
     traffic: TrafficTimes | None = None
+    hidden: HiddenTimes | None = None
+    overlaps: bool = False
     form: Literal["measured"] = "measured"
 
     @model_validator(mode="after")
@@ -212,12 +238,15 @@ class MeasuredModel(StepTimeModel):
         return self.traffic is not None
 
     def step_seconds(self, work: StepComposition) -> float:
-        repeated = self.repeated_seconds(work)
-        return (
-            repeated
-            if self.traffic is None
-            else repeated + self.traffic.seconds(work.decode_requests, work.churn)
-        )
+        seconds = self.repeated_seconds(work)
+        if self.traffic is not None:
+            seconds += self.traffic.seconds(work.decode_requests, work.churn)
+        return seconds - self.hidden_seconds(work.decode_requests + len(work.prefill_new))
+
+    def hidden_seconds(self, requests: int) -> float:
+        if self.hidden is None or not self.overlaps or not requests:
+            return 0.0
+        return _at(self.hidden.requests, self.hidden.seconds, requests)
 
     def repeated_seconds(self, work: StepComposition) -> float:
         """Of the step when it is repeated: the tables alone."""
@@ -227,7 +256,7 @@ class MeasuredModel(StepTimeModel):
             mean = work.decode_context / n
             x = mean + self.skew * (work.decode_context_max - mean)
             row = self._row(n)
-            decode, first = self._at(row, x), row[0]
+            decode, first = _at(self.contexts, row, x), row[0]
         if not len(work.prefill_new):
             return decode
         new, resident = work.prefill_new, work.prefill_resident
@@ -235,7 +264,7 @@ class MeasuredModel(StepTimeModel):
         pairs = float((new * (2 * resident + new + 1)).sum()) / 2
         attended = count + int(resident.sum())
         total = (
-            self.tokens_seconds(n + count)
+            _at(self.tokens, self.token_s, n + count)
             + self.prefill_request_s * len(new)
             + self.decode_request_s * n
             + self.pair_s * pairs
@@ -254,15 +283,9 @@ class MeasuredModel(StepTimeModel):
         i = np.clip(np.searchsorted(knots, x, side="right"), 1, len(knots) - 1)
         slope = (row[i] - row[i - 1]) / (knots[i] - knots[i - 1])
         seconds = np.where(x <= knots[0], row[0], row[i - 1] + slope * (x - knots[i - 1]))
-        return seconds if self.traffic is None else seconds + self.traffic.seconds(n, STEADY)
-
-    def tokens_seconds(self, tokens: int) -> float:
-        """f(tokens); flat below the first knot."""
-        if tokens <= self.tokens[0]:
-            return self.token_s[0]
-        i = min(bisect_right(self.tokens, tokens), len(self.tokens) - 1)
-        slope = (self.token_s[i] - self.token_s[i - 1]) / (self.tokens[i] - self.tokens[i - 1])
-        return self.token_s[i - 1] + slope * (tokens - self.tokens[i - 1])
+        if self.traffic is not None:
+            seconds = seconds + self.traffic.seconds(n, STEADY)
+        return seconds - self.hidden_seconds(n)
 
     def _row(self, n: int) -> tuple[float, ...]:
         """D(n, .) at the contexts; below the first batch size its own row."""
@@ -273,12 +296,13 @@ class MeasuredModel(StepTimeModel):
             for low, high in zip(self.decode_s[i - 1], self.decode_s[i], strict=True)
         )
 
-    def _at(self, row: tuple[float, ...], x: float) -> float:
-        # the same operations in the same order as in decode_run_seconds, which must give the same
-        # bits
-        knots = self.contexts
-        if x <= knots[0]:
-            return row[0]
-        i = min(bisect_right(knots, x), len(knots) - 1)
-        slope = (row[i] - row[i - 1]) / (knots[i] - knots[i - 1])
-        return row[i - 1] + slope * (x - knots[i - 1])
+
+def _at(knots: Sequence[float], values: Sequence[float], x: float) -> float:
+    """Linear between the knots, flat before the first, with the last cell's slope after the
+    last."""
+    # the same operations in the same order as in decode_run_seconds, which must give the same bits
+    if x <= knots[0]:
+        return values[0]
+    i = min(bisect_right(knots, x), len(knots) - 1)
+    slope = (values[i] - values[i - 1]) / (knots[i] - knots[i - 1])
+    return values[i - 1] + slope * (x - knots[i - 1])

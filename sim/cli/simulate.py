@@ -262,7 +262,11 @@ def _host_line(inputs: Inputs) -> list[str]:
     config, profile = inputs.config, inputs.hardware.profile
     host = host_of(profile, config)
     if config.async_scheduling and host == NO_HOST_TIME:
-        return []
+        model = profile.step_model
+        if model.form != "measured" or model.hidden is not None:
+            return []
+        why = "the profile's steps are synchronous, and long for this"
+        return [f"scheduling: asynchronous; {why} (docs/profiles.md)"]
     mode = "asynchronous" if config.async_scheduling else "synchronous"
     waits = f"the GPU waits {host} for the host"
     if host == NO_HOST_TIME:

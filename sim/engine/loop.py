@@ -336,6 +336,8 @@ class Engine:
         overhead = self.decision_overhead
         if overhead is None:
             overhead = self.decision_seconds[-1]
+        if core.asynchronous and self._since_s is None:
+            overhead += self.backend.exposed_s(plan)
         changed = self._news or (self._ends and not plan.outlasts_ends)
         if core.asynchronous and plan.valid_for and (overhead or changed):
             # It stands for one step: what has happened since is not in it, or the next one may take

@@ -100,7 +100,7 @@ def resolve_hardware(config: SimulationConfig, sources: Sources = READ) -> Hardw
     if config.shared_prefix:
         chosen.profile.check_shared_prefix()
     profile, notices = _with_memory(chosen.profile, config)
-    profile = profile.with_host_time(host_of(profile, config))
+    profile = profile.with_host_time(host_of(profile, config)).scheduled(config.async_scheduling)
     speculation = None if config.speculate is None else _speculation(profile, config.speculate)
     per_block = profile.kv_bytes_per_token * config.block_tokens
     num_blocks = config.num_blocks

@@ -59,15 +59,17 @@ class VirtualPace:
     """The clock of `engine`: waiting for a step's end, or for a launch that takes time, first lets
     all earlier events happen. begins: of the launched steps, seconds."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EmulatedEngine) -> None:
         self.engine, self.clock = engine, engine.clock
         self.begins: deque[float] = deque()
-        self._end_s = 0.0
+        self._end_s = -np.inf
 
     def launch(self, seconds: float, goes_on: bool) -> float:
         now = self.clock.now
         begin_s = max(self._end_s, now)
         self.begins.append(begin_s)
+        if now > self._end_s:
+            seconds += self.engine.exposed_s()
         self._end_s = begin_s + seconds
         if self.engine.launch_s:
             self.wait(min(now + self.engine.launch_s, self._end_s))
@@ -223,6 +225,10 @@ class EmulatedEngine(Engine):
 
     def notify(self) -> None:
         """vLLM's loop looks for itself."""
+
+    def exposed_s(self) -> float:
+        """Of the launched step, if it is the first of an idle engine."""
+        return self.backend.model.hidden_seconds(len(self.launched[-1].names))  # type: ignore[attr-defined]
 
     def _read(self) -> None:
         """What arrived since, as the engine's process reads its queue between two steps."""

@@ -28,12 +28,15 @@ from twinserve.experiments.campaign.setup import (
     model_folder,
 )
 from twinserve.policies.requests import RequestClass
-from twinserve.profiles.composition import StepComposition
+from twinserve.profiles.composition import StepComposition, decode_work
 from twinserve.profiles.measured.profile import model_spec
 from twinserve.profiles.measured.samples import Measurement, StepSample, write_samples
 from twinserve.profiles.profile import load_profile, save_profile
+from twinserve.sim.cli.simulate import headline
 from twinserve.sim.results.decisions import read_log
 from twinserve.sim.results.files import write_run
+from twinserve.sim.setup.config import SimulationConfig
+from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
 from twinserve.sim.twin.replay import LockedReplay
 from twinserve.sim.twin.validate import with_loop_time
@@ -212,6 +215,21 @@ def test_the_profile_takes_steps_and_swaps_together(store):
     work = StepComposition(4, 4 * 64, 64)
     assert profile.model(8).step_seconds(work) == pytest.approx(1.01 * seconds(work), rel=0.02)
     assert profile.pcie_bytes_per_s == pytest.approx(512 / 1e-7, rel=0.01)
+
+
+def test_the_profile_takes_what_asynchronous_scheduling_hides(store):
+    path = campaign_steps.make_profile(store, "tiny", False)
+    config = SimulationConfig(profile=str(path), trace="fixed:5,5")
+    assert "the profile's steps are synchronous" in headline(resolve(config))
+    rows = [{"batch": batch, "median_s": 0.0015 + batch * 1e-4} for batch in (1, 4)]
+    store.write({"async": {"context": 64, "rows": rows}}, "steps", "tiny-eager-host.json")
+    without = load_profile(path)
+    assert campaign_steps.make_profile(store, "tiny", False) == path
+    assert "synchronous" not in headline(resolve(config))
+    work, profile = decode_work(4, 64 + 40), load_profile(path)  # its median step
+    assert profile.scheduled(True).model().step_seconds(work) == pytest.approx(0.0019)
+    times = [p.model().step_seconds(work) for p in (profile, profile.scheduled(False), without)]
+    assert len(set(times)) == 1 and times[0] > 0.0019
 
 
 def test_no_profile_without_steps(tmp_path):

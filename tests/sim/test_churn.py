@@ -12,7 +12,7 @@ from twinserve.policies.base import EngineLimits
 from twinserve.policies.plan import StepPlan
 from twinserve.policies.requests import RequestTable
 from twinserve.profiles.composition import STEADY, Churn
-from twinserve.profiles.measured.model import MeasuredModel, TrafficTimes
+from twinserve.profiles.measured.model import HiddenTimes, MeasuredModel, TrafficTimes
 from twinserve.profiles.profile import load_profile, save_profile
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve
@@ -35,6 +35,7 @@ MODEL = MeasuredModel(
     attended_s=0.0,
     decode_share=0.0,
     traffic=TRAFFIC,
+    hidden=HiddenTimes((1, 16), (2**-12, 2**-10)),
 )
 
 
@@ -99,18 +100,27 @@ def watched(config: SimulationConfig) -> list:
     return works
 
 
-def test_a_request_alone_by_hand(profile, tmp_path):
-    """Joins with its prompt; the first decode differs from that; the others repeat each other."""
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_request_alone_by_hand(profile, tmp_path, asynchronous):
+    """Joins with its prompt; the first decode differs from that; the others repeat each other.
+    Asynchronous scheduling hides host time in all steps but that of an idle engine."""
     trace = tmp_path / "one.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 16, "output_length": 5}\n')
     config = settings(
-        profile, "vllm", trace=str(trace), rate=None, rate_scale=1.0, requests=None, exact=True
+        profile,
+        "vllm",
+        trace=str(trace),
+        rate=None,
+        rate_scale=1.0,
+        requests=None,
+        exact=True,
+        async_scheduling=asynchronous,
     )
     works = watched(config)
     assert [work.churn for work, _, _ in works] == [
         Churn(joined=1, changed=True), Churn(changed=True), STEADY, STEADY, STEADY,
     ]  # fmt: skip
-    every = TRAFFIC.step_s + TRAFFIC.request_s
+    every = TRAFFIC.step_s + TRAFFIC.request_s - asynchronous * 2**-12
     prompt = 2**-8 + TRAFFIC.step_s + TRAFFIC.join_s + TRAFFIC.change_s
     expected = [prompt, 2**-8 + every + TRAFFIC.change_s, *[2**-8 + every] * 3]
     assert [float(seconds[0]) for _, _, seconds in works] == pytest.approx(expected, abs=1e-12)
