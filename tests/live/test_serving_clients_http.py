@@ -87,11 +87,11 @@ def test_a_greedy_client_does_not_keep_an_honest_one_waiting(servers):
     server = servers["vtc"]
     with ThreadPoolExecutor(40) as pool:
         work = [pool.submit(send, server, "first", None, FIRST_TOKENS, "greedy")]
-        time.sleep(0.3)
+        until(lambda: requests(server, "running") == 1)
         for i in range(30):
             said = {"app": f"app-{i}", "priority": -1000, "slo_ttft_s": 0.001}
             work.append(pool.submit(send, server, f"greedy{i}", said, 20, "greedy"))
-        time.sleep(0.3)
+        until(lambda: requests(server, "waiting") == 30)
         for i in range(4):
             work.append(pool.submit(send, server, f"honest{i}", None, 20, "honest"))
         for one in work:

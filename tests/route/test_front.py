@@ -46,16 +46,12 @@ async def test_a_client_that_asks_for_token_ids_gets_them():
 
 @pytest.mark.slow
 async def test_tokens_are_passed_on_as_they_come():
-    async with scene(1, pace_s=0.2) as made:
-        clock = asyncio.get_running_loop().time
-        body = {"model": "fake", "prompt": "w1", "max_tokens": 4, "stream": True}
-        began, came = clock(), []
+    async with scene(1, pace_s=0.02) as made:
+        body = {"model": "fake", "prompt": "w1", "max_tokens": 30, "stream": True}
         async with made.session.post(made.url + "/v1/completions", json=body) as answer:
             assert answer.headers["Content-Type"].startswith("text/event-stream")
-            async for piece in answer.content.iter_any():
-                came.append((clock() - began, piece))
-        # at most half of the answer's time after its begin: it was not kept until the end
-        assert came[0][0] < 0.6 and came[-1][0] > 0.75 and len(came) >= 4
+            busy = [made.workers[0].busy async for _ in answer.content.iter_any()]
+        assert busy[0] == 1 and len(busy) > 1  # the worker has not ended when the first one comes
 
 
 async def test_headers_of_clients_reach_workers_but_not_those_of_the_connection():
@@ -170,8 +166,9 @@ async def test_a_client_that_asks_before_it_sends_a_body():
 @pytest.mark.slow
 async def test_half_open_connections_are_closed():
     """A head that does not end, and a body that does not come."""
-    async with scene(1, idle_timeout_s=0.3, body_timeout_s=0.3) as made:
+    async with scene(1, idle_timeout_s=0.3) as made:
         assert await asyncio.to_thread(raw, made.port, b"POST /v1/comp") == b""
+    async with scene(1, body_timeout_s=0.3) as made:
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
         answer = await asyncio.to_thread(raw, made.port, head)
         assert answer.split()[1] == b"408" and b"body_timeout" in answer

@@ -484,10 +484,11 @@ def test_a_signal_while_models_are_built_is_still_one(cause, code, monkeypatch, 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_nightly(["SIGINT", "SIGTERM"], "SIGTERM"))
 def test_a_killed_run_leaves_nothing(tmp_path, name):
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += (
-        "from twinserve.sim.cli.main import simulate_main; from twinserve.sim.setup import run; "
-        "print('ready', flush=True); simulate_main()"
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from twinserve.sim.cli import main; from twinserve.sim.setup import run\n"
+        "call = main._call; main._call = lambda *said: (print('ready', flush=True), call(*said))\n"
+        "main.simulate_main()"
     )
     flags = "--trace fixed:2000,400 --duration 900 -p bros --pool 64 -q --out".split()
     started = subprocess.Popen(
