@@ -8,9 +8,8 @@ from pathlib import Path
 from twinserve.traces import catalog
 from twinserve.traces.catalog import TraceInfo
 from twinserve.traces.download import SearchPath, cache_folder, find_local, search_folders
-from twinserve.traces.load import load_trace
+from twinserve.traces.load import find_tick, load_trace
 from twinserve.traces.stats import statistics
-from twinserve.traces.ticks import find_tick
 from twinserve.traces.workload import Workload, WorkloadError
 from twinserve.traces.write import check_target, write_trace
 

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from docs.reference.markdown import cell, code, docstring, table
 from twinserve.formats import Format, shipped_rows
 from twinserve.profiles.profile import Profile
-from twinserve.sim.results import schemas
+from twinserve.sim.results import columns as schemas
 from twinserve.sim.setup.failures import FaultSettings
 from twinserve.sim.setup.fleet_file import (
     ConnectorSettings,

@@ -15,7 +15,7 @@ from twinserve.sim.setup.objectives import parse_objectives
 from twinserve.sim.setup.offered_load import service_seconds
 from twinserve.sim.setup.run import run_policy
 from twinserve.traces.generators.longdoc import longdoc
-from twinserve.traces.generators.shared import with_shared_text
+from twinserve.traces.generators.stated import with_shared_text
 from twinserve.traces.workload import REAL_TIME, Workload
 
 REPLICAS = 8

@@ -16,8 +16,7 @@ from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.folders import ResultsError
 from twinserve.sim.setup.objectives import metrics_options
 from twinserve.sim.twin.compare_report import Comparison as Found
-from twinserve.sim.twin.compare_report import lines, write
-from twinserve.sim.twin.comparison import compared
+from twinserve.sim.twin.compare_report import compared, lines, write
 from twinserve.traces.readers.formats import read_measurement
 from twinserve.traces.readers.options import ReadOptions
 

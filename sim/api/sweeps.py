@@ -25,10 +25,10 @@ from twinserve.sim.api.settings import (
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.sweep import combinations as of
 from twinserve.sim.sweep import draw, output
-from twinserve.sim.sweep.check import check_names as check_runnable
 from twinserve.sim.sweep.executors import InThisProcess, check_count, processes
 from twinserve.sim.sweep.repeats import parse_repeat
 from twinserve.sim.sweep.sweep import Sweep as Runner
+from twinserve.sim.sweep.sweep import check_names as check_runnable
 
 _WIDTH = 110  # of a table as text
 

@@ -54,8 +54,7 @@ def compare(
     from twinserve.sim.results.files import find_runs, read_run
     from twinserve.sim.results.folders import policy_of
     from twinserve.sim.setup.objectives import metrics_options
-    from twinserve.sim.twin.compare_report import check_target, lines, printed, write
-    from twinserve.sim.twin.comparison import compared
+    from twinserve.sim.twin.compare_report import check_target, compared, lines, printed, write
 
     every_s = metrics_options(every_s=metrics_every).every_s
     if out is not None:

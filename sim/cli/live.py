@@ -179,8 +179,12 @@ def _locked(
     from twinserve.sim.report.table import print_lines
     from twinserve.sim.results.decisions import FILE, read_log
     from twinserve.sim.results.files import dump_json
-    from twinserve.sim.twin.drafted import blocks_of_drafts
-    from twinserve.sim.twin.live import blank_settings, check_synchronous, settings_for
+    from twinserve.sim.twin.live import (
+        blank_settings,
+        blocks_of_drafts,
+        check_synchronous,
+        settings_for,
+    )
     from twinserve.sim.twin.replay import replay_locked
     from twinserve.sim.twin.replay_physical import replay_physical
 

@@ -172,7 +172,7 @@ def runs_of_flags(
     """Return all runs, checked as far as possible without running them. Raises SettingsError."""
     from twinserve.sim.setup.presets import defaults, over
     from twinserve.sim.sweep import combinations as of
-    from twinserve.sim.sweep.check import check_names
+    from twinserve.sim.sweep.sweep import check_names
 
     given = {name: getattr(config, name) for name in config.model_fields_set}
     if config.from_vllm is not None:

@@ -88,10 +88,9 @@ def validate(
     from twinserve.sim.results.folders import check_folder
     from twinserve.sim.setup.inputs import resolve
     from twinserve.sim.setup.speculation import parse_speculation
-    from twinserve.sim.twin.kept import KeptSteps
     from twinserve.sim.twin.limit import TimeLimit, check_limit
     from twinserve.sim.twin.live import blank_settings, live_settings
-    from twinserve.sim.twin.validate import validate_each
+    from twinserve.sim.twin.validate import KeptSteps, validate_each
     from twinserve.sim.twin.validate_report import MARKER, metric_lines, write_validation
 
     if emulated:

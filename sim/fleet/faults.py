@@ -19,8 +19,7 @@ from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.fleet.replica import Life, Replica
 from twinserve.sim.fleet.request import Request
-from twinserve.sim.results.columns import Columns
-from twinserve.sim.results.schemas import FAILURES
+from twinserve.sim.results.columns import FAILURES, Columns
 
 if TYPE_CHECKING:
     import pandas as pd

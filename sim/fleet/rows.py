@@ -12,19 +12,20 @@ from twinserve.policies.requests import End, RequestTable
 from twinserve.sim.fleet.fleet import Fleet
 from twinserve.sim.fleet.recovery import Action
 from twinserve.sim.fleet.request import Placement, Request
-from twinserve.sim.results.columns import Columns, joined
-from twinserve.sim.results.files import RunRows
-from twinserve.sim.results.metrics_requests import warmup_end_s
-from twinserve.sim.results.options import Warmup
-from twinserve.sim.results.recorder import request_columns
-from twinserve.sim.results.schemas import (
+from twinserve.sim.results.columns import (
     ENGINE_ARRIVAL,
     ENGINE_FIRST_TOKEN,
     HOST_TOKENS,
     OUTCOMES,
     STAYS,
     TTFT_PARTS,
+    Columns,
+    joined,
 )
+from twinserve.sim.results.files import RunRows
+from twinserve.sim.results.metrics_requests import warmup_end_s
+from twinserve.sim.results.options import Warmup
+from twinserve.sim.results.recorder import request_columns
 from twinserve.sim.results.steps import RecordedGaps, RecordedSteps
 
 if TYPE_CHECKING:

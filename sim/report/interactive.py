@@ -9,8 +9,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twinserve.sim.report.chart import Chart, Curve, log_ticks, number, plain
-from twinserve.sim.report.palette import INK, MARKS, colour, dash, marked, width
+from twinserve.sim.report.chart import (
+    INK,
+    MARKS,
+    Chart,
+    Curve,
+    colour,
+    dash,
+    log_ticks,
+    marked,
+    number,
+    plain,
+    width,
+)
 
 
 def script() -> str:

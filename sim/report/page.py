@@ -8,8 +8,17 @@ from html import escape
 
 from twinserve.formats import shipped_text
 from twinserve.sim.report import interactive, static
-from twinserve.sim.report.chart import Chart, Curve, number, plain
-from twinserve.sim.report.palette import DARK, LIGHT, colour, dash, marked
+from twinserve.sim.report.chart import (
+    DARK,
+    LIGHT,
+    Chart,
+    Curve,
+    colour,
+    dash,
+    marked,
+    number,
+    plain,
+)
 
 STYLE = shipped_text(__package__, "page.css").replace("LIGHT", LIGHT).replace("DARK", DARK).strip()
 

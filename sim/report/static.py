@@ -24,8 +24,17 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from twinserve.sim.report.chart import Chart, Curve, log_ticks, plain
-from twinserve.sim.report.palette import GREY, colour, dash, marked, width
+from twinserve.sim.report.chart import (
+    GREY,
+    Chart,
+    Curve,
+    colour,
+    dash,
+    log_ticks,
+    marked,
+    plain,
+    width,
+)
 
 _INK, _GRID = "#123450", "#123451"  # stand for colours of the page
 _SHAPES = "osD^v"  # MARKS of the palette

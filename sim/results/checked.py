@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinserve.formats import shipped_json
+from twinserve.sim.results.columns import OPTIONAL_TABLES, TABLES
 from twinserve.sim.results.folders import ResultsError
-from twinserve.sim.results.schemas import OPTIONAL_TABLES, TABLES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twinserve.sim.results.columns import Columns, known
+from twinserve.sim.results.columns import OUTCOMES, STAYS, Columns, known
 from twinserve.sim.results.files import POOL_GROUP, RunRows, plain
 from twinserve.sim.results.metrics_fleet import (
     describe_apart,
@@ -53,7 +53,6 @@ from twinserve.sim.results.metrics_requests import (
 from twinserve.sim.results.metrics_windows import describe_windows
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.results.saturation import saturation
-from twinserve.sim.results.schemas import OUTCOMES, STAYS
 
 __all__ = [
     "GoodputError",

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twinserve.sim.results.columns import Columns
+from twinserve.sim.results.columns import FRONT_END_PART, HOST_TOKENS, TTFT_PARTS, Columns
 from twinserve.sim.results.files import RunRows
 from twinserve.sim.results.metrics_requests import MS, Part, RequestColumns, largest, summed
-from twinserve.sim.results.schemas import FRONT_END_PART, HOST_TOKENS, TTFT_PARTS
 from twinserve.sim.results.steps import Steps
 
 if TYPE_CHECKING:

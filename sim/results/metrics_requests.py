@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twinserve.sim.results.columns import Columns
+from twinserve.sim.results.columns import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES, Columns
 from twinserve.sim.results.files import POOL_GROUP, ResultsError, RunRows
 from twinserve.sim.results.options import Warmup, percentile_name
-from twinserve.sim.results.schemas import ENGINE_ARRIVAL, ENGINE_FIRST_TOKEN, OUTCOMES
 from twinserve.sim.results.versions import with_ends
 from twinserve.traces.workload import WorkloadError
 

@@ -22,8 +22,7 @@ from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.parts.runs import growth_of
 from twinserve.policies.plan import Preemption, StepPlan
 from twinserve.policies.requests import End, RequestTable
-from twinserve.sim.results.columns import Columns
-from twinserve.sim.results.schemas import OUTCOMES, REQUESTS
+from twinserve.sim.results.columns import OUTCOMES, REQUESTS, Columns
 from twinserve.sim.results.steps import GapPool, narrow
 
 _CLASSES = np.array(["rt", "be"])

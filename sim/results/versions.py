@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinserve.formats import Format
-from twinserve.sim.results.schemas import OUTCOMES, PLACEMENTS, REQUESTS
+from twinserve.sim.results.columns import OUTCOMES, PLACEMENTS, REQUESTS
 from twinserve.traces.catalog import resolve as resolve_name
 from twinserve.traces.generators.synth import is_synthetic
 

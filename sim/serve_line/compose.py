@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from twinserve.sim.serve_line.found import Found, ReadNamed, count
-from twinserve.sim.serve_line.launch import of_container
+from twinserve.sim.serve_line.launch import Found, ReadNamed, count, of_container
 from twinserve.sim.serve_line.shell import interpolated
 from twinserve.sim.serve_line.words import Word, line_of, split
 from twinserve.sim.serve_line.yaml_lines import Map, as_word, listed, maps_of, part

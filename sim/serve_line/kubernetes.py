@@ -8,8 +8,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from twinserve.sim.serve_line.found import DECODE, PREFILL, Found, ReadNamed, count, words_of
-from twinserve.sim.serve_line.launch import Launch, of_container
+from twinserve.sim.serve_line.launch import (
+    DECODE,
+    PREFILL,
+    Found,
+    Launch,
+    ReadNamed,
+    count,
+    of_container,
+    words_of,
+)
 from twinserve.sim.serve_line.words import ServeLineError, Word, line_of, split, without_value
 from twinserve.sim.serve_line.yaml_lines import Map, as_word, listed, maps_of, part
 

@@ -13,23 +13,21 @@ from typing import Any
 from twinserve.profiles.kv_memory.releases import parse_release
 from twinserve.sim.serve_line import compose, kubernetes, units
 from twinserve.sim.serve_line.argv import is_option
-from twinserve.sim.serve_line.found import (
+from twinserve.sim.serve_line.kubernetes import environment, filled, gpus_of, mark, node_labels
+from twinserve.sim.serve_line.launch import (
     DECODE,
     PREFILL,
     Found,
+    Launch,
     ReadNamed,
     count,
-    one_server,
-    words_of,
-)
-from twinserve.sim.serve_line.kubernetes import environment, filled, gpus_of, mark, node_labels
-from twinserve.sim.serve_line.launch import (
-    Launch,
     launches,
     of_commands,
     of_container,
+    one_server,
     pinned_release,
     release_of_image,
+    words_of,
 )
 from twinserve.sim.serve_line.server import Server, server_of
 from twinserve.sim.serve_line.shell import read_shell

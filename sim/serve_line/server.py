@@ -10,8 +10,7 @@ from typing import Any
 from twinserve.profiles.gpu_labels import gpu_of_label, machine_of_label
 from twinserve.profiles.kv_memory.releases import V1_ENGINE, Release, parse_release
 from twinserve.sim.serve_line.argv import Given, Option, options, read_argv
-from twinserve.sim.serve_line.found import Found
-from twinserve.sim.serve_line.launch import release_of_image
+from twinserve.sim.serve_line.launch import Found, release_of_image
 from twinserve.sim.serve_line.shell import BRANCH
 from twinserve.sim.serve_line.words import ServeLineError, find_line, lacking, line_of, plain
 

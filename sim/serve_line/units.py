@@ -8,8 +8,16 @@ from collections.abc import Mapping
 
 from twinserve.sim.serve_line.argv import options
 from twinserve.sim.serve_line.compose import read_env
-from twinserve.sim.serve_line.found import Found, ReadNamed, count
-from twinserve.sim.serve_line.launch import Launch, launches, of_container, of_words, pinned_release
+from twinserve.sim.serve_line.launch import (
+    Found,
+    Launch,
+    ReadNamed,
+    count,
+    launches,
+    of_container,
+    of_words,
+    pinned_release,
+)
 from twinserve.sim.serve_line.shell import interpolated
 from twinserve.sim.serve_line.words import ServeLineError, Word, split
 from twinserve.sim.serve_line.yaml_lines import Map, as_word, documents, maps_of, part

@@ -15,7 +15,6 @@ import numpy as np
 from twinserve.own_code import fault
 from twinserve.profiles.step_times import choose
 from twinserve.sim.report.over import HIGH, LOW
-from twinserve.sim.results.blocks import half_widths
 from twinserve.sim.results.options import MetricsOptions
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.error_bars import add_error_bars, check_error_bars
@@ -23,6 +22,7 @@ from twinserve.sim.setup.hardware import Sources
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import PLAIN, run_each
 from twinserve.sim.sweep.points import Kept, sources_digest
+from twinserve.sim.sweep.statistics import half_widths
 from twinserve.traces.load import load_trace
 from twinserve.traces.workload import Workload
 
@@ -45,7 +45,7 @@ def one_run(
     settings    of a SimulationConfig with one policy, as JSON has them
     sources     required digest of the package: another machine may have another version
     options     further metrics
-    blocks      of time, for intervals of this run (`sim/results/blocks.py`); 0: none
+    blocks      of time, for intervals of this run (`sim/sweep/statistics.py`); 0: none
     error_bars  four more runs, with step times off (`sim/setup/error_bars.py`)
     """
     _settle()

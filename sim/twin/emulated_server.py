@@ -18,16 +18,16 @@ import numpy as np
 import pandas as pd
 
 from twinserve.backends.live.emulate.model import one_token_words, write_model
-from twinserve.backends.live.emulate.pace import Lateness
 from twinserve.backends.live.emulate.serve import engine_arguments
+from twinserve.backends.live.emulate.steps import Lateness
 from twinserve.backends.live.measure.replayed import Seen, prompts_of, replayed
 from twinserve.backends.live.serving.client import ahead_of_others
 from twinserve.backends.live.serving.process import CPU_ENGINE, ServerProcess, put_ahead
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.policies.registry import PolicySpec
+from twinserve.sim.results.columns import ENGINE_ARRIVAL
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics_requests import RequestColumns
-from twinserve.sim.results.schemas import ENGINE_ARRIVAL
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.twin.emulated import said_of

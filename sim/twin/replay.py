@@ -4,6 +4,7 @@ watched while it does."""
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +16,24 @@ from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.profiles.measured.disturbed import disturbed
 from twinserve.sim.engine.garbage import collected_seldom
 from twinserve.sim.results.decisions import DecisionLog, LoggedStep
-from twinserve.sim.twin.parting import parting
+
+
+def parting(scheduler, expected: Mapping[str, int], tokens: Mapping[str, Sequence[int]]) -> str:
+    """One line, or nothing if all is as it should be.
+
+    scheduler  of the engine (engine.scheduler.Steering), which counted this run alone
+    expected   request id -> tokens that its answer should have
+    tokens     request id -> token ids emitted
+    """
+    if scheduler.drift:
+        of = f"{scheduler.drift:,} of {scheduler.steps:,} steps drifted"
+        return f"the engine parted from its plans at {scheduler.first_drift} ({of})"
+    short = [name for name, n in expected.items() if len(tokens.get(name, ())) != n]
+    if short:
+        name = short[0]
+        of = f"{len(short):,} of {len(expected):,} answers differ in length"
+        return f"{name} got {len(tokens.get(name, ())):,} of {expected[name]:,} tokens ({of})"
+    return ""
 
 
 @dataclass(frozen=True)

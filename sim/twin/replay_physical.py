@@ -13,8 +13,7 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.presets import check_policy_file
 from twinserve.sim.twin.live import LiveRun
-from twinserve.sim.twin.parting import parting
-from twinserve.sim.twin.replay import LockedReplay, tokens_of
+from twinserve.sim.twin.replay import LockedReplay, parting, tokens_of
 
 
 def replay_physical(

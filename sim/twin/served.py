@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from twinserve.sim.results.columns import ENGINE_ARRIVAL
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics_requests import MS, RequestColumns
-from twinserve.sim.results.schemas import ENGINE_ARRIVAL
 from twinserve.traces.measurement import SERVER, Histogram, Measurement
 
 LATENCIES = ("ttft", "tpot", "e2el", "queued")

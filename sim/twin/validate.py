@@ -7,9 +7,12 @@ of scheduling differences); repeated free runs, whose spread decides which diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -20,10 +23,12 @@ from twinserve.backends.live.engine.engine import VllmEngine
 from twinserve.backends.live.engine.prompts import PromptTexts
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.errors import worded
+from twinserve.formats import whole_file
 from twinserve.policies.registry import PolicySpec
 from twinserve.profiles.measured.disturbed import NOISY, disturbed_beside, lost, slowdown
 from twinserve.sim.results.decisions import parse_log
 from twinserve.sim.results.files import RunResult
+from twinserve.sim.results.folders import folders, resolved
 from twinserve.sim.setup.config import SettingsError
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.setup.run import Progress, Simulation, run_simulation
@@ -31,6 +36,47 @@ from twinserve.sim.twin.limit import TimeLimit, TimeUp
 from twinserve.sim.twin.live import LiveRun
 from twinserve.sim.twin.replay import LockedReplay, replay_locked, together
 from twinserve.sim.twin.stability import IdleSeats, Parts, Schedule, nudged, parts_beside, parts_of
+
+
+class KeptSteps:
+    """out: the folder of the validation; None: nothing is kept. files: what is kept, in order."""
+
+    def __init__(self, out: Path | None) -> None:
+        out = None if out is None else resolved(out)
+        self.folder = None if out is None else out.with_name(f"{out.name}.steps")
+        self.files: list[Path] = []
+        self._labels: list[str] = []
+
+    def keep(self, policy: str, kind: str, number: int, steps: pd.DataFrame) -> None:
+        """A run's steps, whole or not at all. OSError if they cannot be written."""
+        if self.folder is None:
+            return
+        if policy not in self._labels:
+            self._labels.append(policy)
+        path = self.folder / f"{folders(self._labels)[policy]}-{kind}-{number}.parquet"
+        with whole_file(path) as partial:
+            steps.to_parquet(partial, index=False)
+        self.files.append(path)
+
+    def drop(self) -> None:
+        """Delete the steps; other files next to them stay."""
+        for path in self.files:
+            path.unlink(missing_ok=True)
+        if self.files and self.folder is not None:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+        self.files = []
+
+    @contextlib.contextmanager
+    def told_where(self) -> Iterator[None]:
+        """Print the path of the kept steps if the work inside ends early."""
+        try:
+            yield
+        except BaseException:
+            if self.files:
+                print(f"note: the steps of the runs that ended: {self.folder}", file=sys.stderr)
+            raise
+
 
 # (metric of summary.json, unit, aim in percent); the aim counts where the live runs repeat each
 # other more closely

@@ -6,21 +6,48 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 from twinserve.backends.counts import not_made_lines
-from twinserve.sim.report.figures import latency_figure, load_figure
-from twinserve.sim.report.palette import COLOURS, GREY
-from twinserve.sim.report.static import STYLE, new_figure, png
-from twinserve.sim.results.files import dump_json, write_run
+from twinserve.sim.report.chart import COLOURS, GREY
+from twinserve.sim.report.run_charts import courses, distributions
+from twinserve.sim.report.seen import LATENCIES, Seen, look
+from twinserve.sim.report.static import STYLE, new_figure, panels, png
+from twinserve.sim.results.files import RunResult, dump_json, write_run
 from twinserve.sim.results.folders import check_folder, folders, resolved, whole_folder
 from twinserve.sim.setup.inputs import Inputs
 from twinserve.sim.twin.replay import LockedReplay
 from twinserve.sim.twin.stability import FACTORS
 from twinserve.sim.twin.validate import STEP_TIME_AIM_PCT, Validation
+
+Runs = Mapping[str, RunResult]
+
+
+def latency_figure(
+    runs: Runs, repeats: Mapping[str, Sequence[RunResult]] = MappingProxyType({})
+) -> Figure | None:
+    """Distributions of TTFT, TPOT and end-to-end latency: a row a class, a curve a run. repeats:
+    further runs of a label, each a curve of its colour."""
+    seen = [_seen(label, one) for label in runs for one in (runs[label], *repeats.get(label, ()))]
+    charts = list(distributions(seen))
+    rows = [charts[i : i + len(LATENCIES)] for i in range(0, len(charts), len(LATENCIES))]
+    kept = [chart for row in rows if any(c.curves for c in row) for chart in row]
+    return panels(kept, len(LATENCIES)) if kept else None
+
+
+def load_figure(runs: Runs) -> Figure | None:
+    """Requests that wait, KV memory and batches over time."""
+    charts = [c for c in courses([_seen(label, run) for label, run in runs.items()]) if c.curves]
+    return panels(charts, 2) if charts else None
+
+
+def _seen(label: str, run: RunResult) -> Seen:
+    return look(label, Path(), run)
+
 
 MARKER = "validation.json"
 STEPS = "steps"  # of every single run

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twinserve.backends.live.emulate.pace import Lateness
+from twinserve.backends.live.emulate.steps import Lateness
 from twinserve.experiments.campaign import beside
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve

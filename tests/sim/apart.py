@@ -13,8 +13,8 @@ from twinserve.policies.registry import PolicySpec, parse_policy
 from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.connector import Connector, Push, parse_rule
 from twinserve.sim.fleet.replica import Role
+from twinserve.sim.results.columns import TTFT_PARTS
 from twinserve.sim.results.files import RunRows
-from twinserve.sim.results.schemas import TTFT_PARTS
 from twinserve.sim.setup.audit import CROWDED, crowd
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware

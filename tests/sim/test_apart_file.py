@@ -9,8 +9,8 @@ import pytest
 
 from tests.sim.test_fleet_file import PAGE, SMALL, TRAFFIC, command
 from twinserve.sim.cli.main import BAD_INPUT
+from twinserve.sim.results.columns import TTFT_PARTS
 from twinserve.sim.results.files import read_run, write_run
-from twinserve.sim.results.schemas import TTFT_PARTS
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.presets import from_file

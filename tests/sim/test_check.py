@@ -19,9 +19,9 @@ from tests.sim.test_serving_fit import AS_IT_IS, PROFILE, SLOWER, load, served_b
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli.main import BAD_INPUT, main
 from twinserve.sim.twin import serving_fit
+from twinserve.sim.twin.predicted import stated_load
 from twinserve.sim.twin.served import of_run
 from twinserve.sim.twin.serving_fit import Fitted
-from twinserve.sim.twin.summarised import stated_load
 
 
 def check(capsys, *words: str) -> tuple[int, str]:

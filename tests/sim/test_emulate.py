@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from twinserve.backends.live.emulate import serve as serving
-from twinserve.backends.live.emulate.pace import WallPace
 from twinserve.backends.live.emulate.serve import check_port, engine_arguments
 from twinserve.backends.live.emulate.settings import (
     KEY,
@@ -19,7 +18,7 @@ from twinserve.backends.live.emulate.settings import (
     read_emulated,
     with_absolute_path,
 )
-from twinserve.backends.live.emulate.steps import EmulatedSteps, TokenRange
+from twinserve.backends.live.emulate.steps import EmulatedSteps, TokenRange, WallPace
 from twinserve.backends.live.serving.options import read_options
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.errors import TwinserveError

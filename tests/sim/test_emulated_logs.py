@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from twinserve.backends.live.emulate.pace import Lateness
+from twinserve.backends.live.emulate.steps import Lateness
 from twinserve.backends.live.measure.replayed import Seen, replayed
 from twinserve.sim.results.decisions import DecisionLog, LoggedRequest, LoggedStep
 from twinserve.sim.results.files import ResultsError, read_run

@@ -17,7 +17,7 @@ from twinserve.sim.setup.error_bars import with_one_more
 from twinserve.sim.setup.failures import read_failures, resolve_failures
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
-from twinserve.sim.sweep.check import check_names
+from twinserve.sim.sweep.sweep import check_names
 
 TWO = [
     Fault(Kind.CRASH, 0, 20.0, 40.0),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinserve.sim.results import metrics_requests, recorder, tables
+from twinserve.sim.results import files, metrics_requests, recorder
 from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.metrics_requests import largest, summed
@@ -54,7 +54,7 @@ def test_packing_and_parts_change_no_bit(monkeypatch, tmp_path, more):
     rows, said = run(False)
     monkeypatch.setattr(recorder, "_PACK", 3)
     monkeypatch.setattr(metrics_requests, "_CHUNK", LEAST)
-    monkeypatch.setattr(tables, "ROWS", 50)
+    monkeypatch.setattr(files, "ROWS", 50)
     packed, same = run(True)
     assert same == said
     for name in ("requests", "placements"):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.sim.call_count import calls
 from tests.sim.test_results_rows import empty_rows, toy_rows
 from twinserve.sim.fleet import source
+from twinserve.sim.results.columns import GAPS, REQUESTS, STEPS
 from twinserve.sim.results.files import POOL_GROUP, RunRows, dump_json
 from twinserve.sim.results.metrics import (
     GoodputError,
@@ -30,7 +31,6 @@ from twinserve.sim.results.metrics_requests import (
     describe_ms,
 )
 from twinserve.sim.results.options import MetricsOptions
-from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
 
 NAN = float("nan")
 DEFAULTS = {

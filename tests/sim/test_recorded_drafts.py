@@ -19,8 +19,7 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import Inputs, resolve
 from twinserve.sim.setup.replicas import simulated_backend
 from twinserve.sim.setup.run import Simulation, run_policy, run_simulation
-from twinserve.sim.twin.drafted import blocks_of_drafts, check_live_drafts, with_drafts
-from twinserve.sim.twin.live import blank_settings
+from twinserve.sim.twin.live import blank_settings, blocks_of_drafts, check_live_drafts, with_drafts
 from twinserve.sim.twin.replay import _kinds
 
 SETTINGS = {

@@ -217,7 +217,7 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/route/main.py",
     "experiments/serving/served.py",
     "backends/live/apart/connector.py",
-    "backends/live/emulate/pace.py",
+    "backends/live/emulate/steps.py",
     "backends/live/engine/backend.py",
     "backends/live/route/front.py",
     "backends/live/route/relay.py",

@@ -21,8 +21,7 @@ from twinserve.backends.live.apart.shelf import Shelf
 from twinserve.backends.live.versions import LiveEngineError
 from twinserve.sim.cli.main import main
 from twinserve.sim.twin.apart import ApartLive
-from twinserve.sim.twin.parting import parting
-from twinserve.sim.twin.replay import LockedReplay
+from twinserve.sim.twin.replay import LockedReplay, parting
 
 LOAD = "-t fixed:40,4 --rate 50 --requests 3 --num-blocks 90 --slo none --quiet".split()
 SYNC = "--no-async-scheduling"

@@ -15,15 +15,14 @@ from hypothesis.extra import numpy as arrays
 from tests.examples import examples
 from tests.sim.test_results_rows import toy_rows
 from twinserve.sim.report import interactive
-from twinserve.sim.report.chart import Chart, Curve, best, plain, thinned_steps
-from twinserve.sim.report.figures import latency_figure, load_figure
-from twinserve.sim.report.palette import dash, marked
+from twinserve.sim.report.chart import Chart, Curve, best, dash, marked, plain, thinned_steps
 from twinserve.sim.report.run_charts import distributions, run_charts
 from twinserve.sim.report.seen import look, over_time, summed_peak
 from twinserve.sim.report.static import panels, svg
 from twinserve.sim.results.files import RunResult
 from twinserve.sim.results.metrics import summarise
 from twinserve.sim.results.parts import front
+from twinserve.sim.twin.validate_report import latency_figure, load_figure
 
 
 def steps(**columns) -> pd.DataFrame:

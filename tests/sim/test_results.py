@@ -16,6 +16,7 @@ import pytest
 from tests.commands import status
 from tests.sim.test_results_rows import toy_rows
 from twinserve.sim.cli.main import BAD_INPUT, main
+from twinserve.sim.results.columns import GAPS, REQUESTS, STEPS
 from twinserve.sim.results.export import write_bench
 from twinserve.sim.results.files import (
     ResultsError,
@@ -26,7 +27,6 @@ from twinserve.sim.results.files import (
     write_run,
 )
 from twinserve.sim.results.metrics import summarise
-from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
 from twinserve.sim.results.versions import RENAMED
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.run import simulate

@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
+from twinserve.sim.results.columns import GAPS, REQUESTS, STEPS
 from twinserve.sim.results.files import RunRows
-from twinserve.sim.results.schemas import GAPS, REQUESTS, STEPS
 
 BLOCK = 16
 

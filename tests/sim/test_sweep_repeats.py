@@ -12,9 +12,9 @@ import pytest
 from tests.commands import status
 from tests.sim.planned import write_trace
 from twinserve.sim.cli.main import main
-from twinserve.sim.results.blocks import half_widths
 from twinserve.sim.sweep import draw
 from twinserve.sim.sweep.executors import local
+from twinserve.sim.sweep.statistics import half_widths
 
 COMPARED = "-p vllm -p sarathi --rate-scale 3 --profile llama-3.1-8b@l40s --baseline policy=vllm"
 TTFT = "classes.rt.mean_ttft_ms"

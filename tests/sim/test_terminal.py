@@ -26,7 +26,7 @@ from tests.commands import status
 from tests.parameters import mostly_nightly
 from twinserve.profiles.specs import ProfileError
 from twinserve.sim.cli import main as cli
-from twinserve.sim.cli.meant import command_meant, option_meant
+from twinserve.sim.cli.main import command_meant, option_meant
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware
 from twinserve.sim.setup.option_groups import SETTINGS, VLLM_NAMES, flag

@@ -19,10 +19,9 @@ from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy, simulate
 from twinserve.sim.twin import validate as validating
-from twinserve.sim.twin.kept import KeptSteps
 from twinserve.sim.twin.limit import TimeLimit, TimeUp
 from twinserve.sim.twin.replay import LockedReplay, together
-from twinserve.sim.twin.validate import Validation, validate_policy
+from twinserve.sim.twin.validate import KeptSteps, Validation, validate_policy
 from twinserve.sim.twin.validate_report import metric_lines, page
 
 CONFIG = SimulationConfig(

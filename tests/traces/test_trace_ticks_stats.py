@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from twinserve.traces.generators.replica import replica
 from twinserve.traces.generators.synth import synth
+from twinserve.traces.load import find_tick, spread_ticks
 from twinserve.traces.prefix import concatenate_ids
 from twinserve.traces.readers.columns import check_workload
 from twinserve.traces.stats import lru_hit_rate, statistics
-from twinserve.traces.ticks import find_tick, spread_ticks
 from twinserve.traces.transform import with_pool
 from twinserve.traces.verbs import describe, inspect
 from twinserve.traces.workload import BestEffortPool, Workload

@@ -40,10 +40,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twinserve.traces.generators.options import Options
-from twinserve.traces.generators.shared import BLOCK_TOKENS, with_shared_text
+from twinserve.traces.generators.stated import BLOCK_TOKENS, Options, stated, with_shared_text
 from twinserve.traces.generators.stated import KINDS as STATED
-from twinserve.traces.generators.stated import stated
 from twinserve.traces.generators.synth import MAX_ROWS
 from twinserve.traces.prefix import blocks_needed, dense, offsets_of, take
 from twinserve.traces.readers.columns import MAX_TOKENS

@@ -14,9 +14,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.worker_base import WorkerBase
 
-from twinserve.backends.live.emulate.pace import Pace, WallPace
 from twinserve.backends.live.emulate.settings import read_emulated
-from twinserve.backends.live.emulate.steps import EmulatedSteps, TokenRange
+from twinserve.backends.live.emulate.steps import EmulatedSteps, Pace, TokenRange, WallPace
 from twinserve.backends.live.serving.process import end_with_parent
 
 logger = logging.getLogger("vllm.twinserve")
