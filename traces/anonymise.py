@@ -7,8 +7,6 @@ drawn from the salt. Kept: lengths in tokens, classes, priorities, objectives, w
 which blocks, gaps between arrivals (with jitter: nearly).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import secrets

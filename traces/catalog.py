@@ -1,7 +1,5 @@
 """The public traces known by name: sources and checks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from difflib import get_close_matches
 

@@ -1,7 +1,5 @@
 """Finding a named trace in folders, and fetching it once."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Sequence

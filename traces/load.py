@@ -1,7 +1,5 @@
 """The door to this package: a workload by its name or the path of its file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -5,8 +5,6 @@ A reader of `traces/readers/measured` makes a Measurement of a file, by the rule
 `workload_of` makes a workload of it, if it says when requests came and how long they were.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Prefix blocks: from the hash ids of a file to dense chained ids, cut and joined with rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain as flattened
 

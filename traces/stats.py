@@ -1,7 +1,5 @@
 """Numbers that characterise a workload: for `trace inspect`, the replica tables and their tests."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Changes to a workload. Each returns a new one and records itself in provenance.transforms."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import count

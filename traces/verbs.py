@@ -1,7 +1,5 @@
 """The verbs of `twinserve trace`: what there is, what is in it, and another copy of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -5,8 +5,6 @@ A workload written and read back is equal bit by bit. Arrivals are decimal digit
 shifted from the shortest digits of the seconds, so nothing is rounded on either way.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

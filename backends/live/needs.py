@@ -5,8 +5,6 @@ vLLM has no stable interface here, and changes monthly. So a use of the twin beg
 what is missing is said in one line then, not by a traceback in the middle of a run.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from dataclasses import dataclass

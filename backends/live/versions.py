@@ -1,8 +1,6 @@
 """The installed vLLM, the releases on which the twin is known to work, and the few differences
 between releases. What is needed of all of them is in `needs.py`."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 
 from twinserve.errors import TwinserveError

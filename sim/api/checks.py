@@ -1,7 +1,5 @@
 """`twinserve.check`: a measured server at another rate, and whether to believe the prediction."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

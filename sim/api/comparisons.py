@@ -1,7 +1,5 @@
 """`twinserve.compare`: simulated runs compared with measurements."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tables as a notebook shows them: plain HTML, readable on light and dark grounds."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape

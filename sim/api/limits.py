@@ -1,7 +1,5 @@
 """`twinserve.limit`: the largest load at which servers keep their objectives."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

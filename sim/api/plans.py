@@ -1,7 +1,5 @@
 """`twinserve.plan`: which GPUs, and how many, for a trace and its objectives."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Plots of runs, drawn as `twinserve report` draws them."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable, Sequence

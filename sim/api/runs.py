@@ -1,7 +1,5 @@
 """`twinserve.simulate`: runs in Python, and how to look at them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a call in Python may set, and how it becomes the settings of a run."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

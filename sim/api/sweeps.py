@@ -1,7 +1,5 @@
 """`twinserve.sweep`: many runs, over combinations of settings."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

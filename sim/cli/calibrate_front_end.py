@@ -1,8 +1,6 @@
 """`twinserve calibrate --front-end`: start an API server before an emulated GPU, and write what
 lies between its clients and its engine."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

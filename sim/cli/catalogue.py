@@ -1,7 +1,5 @@
 """`twinserve models`, `gpus`, `policies`: what is known by name, with sources and accuracy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`twinserve check`: a measured server at another rate, and whether to believe the prediction."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

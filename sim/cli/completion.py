@@ -1,7 +1,5 @@
 """`twinserve completion`: what a shell needs to complete commands and options."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

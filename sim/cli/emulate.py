@@ -1,7 +1,5 @@
 """`twinserve emulate`: a real vLLM server whose GPU is a profile."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from cyclopts import Parameter

@@ -1,8 +1,6 @@
 """The start of the console commands. Only Python itself has loaded here, so Ctrl-C ends in one line
 from the first import on."""
 
-from __future__ import annotations
-
 import os
 import sys
 

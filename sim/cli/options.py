@@ -1,7 +1,5 @@
 """Options of several commands, and the headings of help pages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`twinserve plan`: which GPUs, and how many, for a trace and its objectives."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """`twinserve profiles`: the hardware and models that the simulator knows, and how to add some."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

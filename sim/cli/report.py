@@ -1,7 +1,5 @@
 """`twinserve report`: one page about the folders that commands wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

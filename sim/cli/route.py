@@ -1,7 +1,5 @@
 """`twinserve route`: a router that was simulated, in front of real servers."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`twinserve trace`: list, fetch, inspect, convert, anonymise and make request traces."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

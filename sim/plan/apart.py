@@ -9,8 +9,6 @@ would have fewer decode replicas. Like `search.smallest` it is a generator: it y
 try and is sent the answer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 one kind. A candidate that cannot hold the model or the longest request is left out, with the
 reason."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

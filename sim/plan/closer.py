@@ -1,8 +1,6 @@
 """More about the chosen size: other draws of the peak, the size below, the effect of wrong step
 times, and the rate that one replica keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

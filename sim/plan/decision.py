@@ -1,7 +1,5 @@
 """The row to buy: the cheapest over the range of step times, and why it is not the first row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

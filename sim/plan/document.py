@@ -1,7 +1,5 @@
 """The content of plan.json."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

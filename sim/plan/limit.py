@@ -11,8 +11,6 @@ keep every objective and the queue does not grow. The first tenth of the request
 and is not judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace

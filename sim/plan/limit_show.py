@@ -1,7 +1,5 @@
 """Limits as tables with sentences, as limit.json, and as charts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A table is a CSV with the columns `gpu` and `usd_per_hour`, and any of `provider
 `source` and `date`. Lines that begin with # are remarks.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The question of a plan, from a command or a call."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any

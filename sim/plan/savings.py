@@ -1,8 +1,6 @@
 """What a policy saves compared with vLLM's: the cheapest replicas of each that keep the same
 objectives."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A search is a generator: it yields the number to try next and is sent whether th
 the caller may run the trials of many searches at once, and may give a search up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A plan as a table with its notes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console

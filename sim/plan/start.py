@@ -1,8 +1,6 @@
 """How to start a plan: the command lines of its servers, a script with the router before them, and
 files of other tools."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

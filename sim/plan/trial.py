@@ -7,8 +7,6 @@ have kept each objective as must. The verdict of the whole run is the same, sinc
 Memory predictions against later use: Echo, Sec. 5.3.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ Student's interval for it. Parts still depend on their neighbours if a queue out
 the interval is then too narrow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

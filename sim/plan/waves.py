@@ -4,8 +4,6 @@ Trials of searches that may be given up go in waves of a fixed size. So the tria
 the number of processes. Searches that all run to their end need no waves.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait

@@ -4,8 +4,6 @@ units, and a description in words.
 Long curves are thinned before they come here; `note` says so, and how.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

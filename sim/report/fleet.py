@@ -1,8 +1,6 @@
 """The tables of a fleet file's pools, of the parts of a TTFT, and of what failures cost; they stand
 below that of the run."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,8 +1,6 @@
 """What is in the folders of a report: runs, sweeps, plans, limits, comparisons and validations, at
 whatever depth, in the order in which they were given."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ The page needs no network, and the same folders give the same bytes (under one v
 library that draws). It holds numbers that are thinned, never the rows of runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Charts that answer when they are hovered and zoomed, by Bokeh: its script goes into the page, so
 that nothing is loaded from elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The chapter of limits: what each server keeps, latency over load, and what users get of a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Names of metrics for readers: in charts, on pages, next to measurements."""
 
-from __future__ import annotations
-
 import re
 
 from twinserve.formats import shipped_rows

@@ -1,8 +1,6 @@
 """Numbers of a sweep over one setting: a line for each combination of the others. Bars are 95 %
 intervals over seeds, bands error bars of the step times. Pages and plot files draw the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A page: headings, tables and charts as HTML that needs nothing from elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape

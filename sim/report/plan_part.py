@@ -1,8 +1,6 @@
 """The chapter of a plan: the ranked rows, cost against what is kept, memory as predicted and as
 held, and the command lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

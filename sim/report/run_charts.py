@@ -1,7 +1,5 @@
 """Charts of several runs: throughput and latency, objectives, distributions, courses over time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 

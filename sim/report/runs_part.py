@@ -1,8 +1,6 @@
 """The chapter of runs: one table over all of them, their charts, their replicas, their settings,
 and how to run each again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from math import nan

@@ -1,8 +1,6 @@
 """Charts as pictures, by matplotlib: figures of files, and SVG in pages where Bokeh is not
 installed. Nothing answers when it is hovered; tables and folded lists have the numbers."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

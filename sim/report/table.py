@@ -1,7 +1,5 @@
 """The table at the end of a run: one column a policy, side by side over one request list."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

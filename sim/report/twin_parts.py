@@ -1,8 +1,6 @@
 """The chapters on simulation and reality: comparisons with measured runs, and validations against a
 live engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

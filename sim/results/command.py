@@ -1,7 +1,5 @@
 """Print a command line that repeats a question, from the question's settings."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 

@@ -8,8 +8,6 @@ with tokens, drafts verified, leading right ones, and drafts found for the next 
 the last line counts the moves by kind (`backends/counts.py`); layers and slots are not logged.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Steps that verify drafts: their extra columns, and the summary's section on them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.backends.base import Executed

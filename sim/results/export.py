@@ -1,7 +1,5 @@
 """Write a run's requests as a trace that replays the run; a closed loop stays a closed loop."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders of results: written whole or not at all, under distinct names."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

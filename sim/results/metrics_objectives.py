@@ -1,8 +1,6 @@
 """Attainment of request objectives, verdicts on a run's objectives, and `--goodput ttft:500
 tpot:50`: the bounds of a good request."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence

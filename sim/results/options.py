@@ -1,8 +1,6 @@
 """Optional metrics of a run: a warm-up to leave out, windows, more percentiles, objectives. None of
 them changes the simulation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 

@@ -1,8 +1,6 @@
 """Confidence of a share of requests, from parts of a run, because requests of one run depend on
 each other (a burst delays many at once). And the points that no other point beats."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Look up numbers of a summary by dotted name (classes.rt.p99.9_ttft_ms); write values as text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

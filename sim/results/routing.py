@@ -6,8 +6,6 @@ workers. Each other line is an event: its time (seconds of the front's clock), k
 router compared. A worker that restarts is a new replica.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

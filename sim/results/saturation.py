@@ -7,8 +7,6 @@ is bounded, so its gains cancel, and the test errs on the safe side. The verdict
 against queueing theory in tests/sim/test_saturation.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Literal
 

@@ -6,8 +6,6 @@ are compared with `vllm.engine.arg_utils` and `vllm.entrypoints` by a live test.
 are the first releases, of those at hand, with and without the option.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

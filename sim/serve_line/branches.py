@@ -1,8 +1,6 @@
 """Which commands of a script are run: the branches that its tests choose, where their values are
 known."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Sequence

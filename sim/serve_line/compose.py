@@ -1,7 +1,5 @@
 """Servers in compose files, with the values of the `.env` file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """Servers in manifests of Kubernetes: what has pods (Deployment, StatefulSet, Job,
 LeaderWorkerSet), and KServe's InferenceService and LLMInferenceService."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

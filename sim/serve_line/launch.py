@@ -1,7 +1,5 @@
 """Where in a command vLLM's server is started, and with which words, environment and image."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

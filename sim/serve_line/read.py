@@ -3,8 +3,6 @@ prefill and decode pools. Nothing is executed. production-stack, vLLM's chart an
 llm-d's modelservice make the command line themselves, with the rules of their templates.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

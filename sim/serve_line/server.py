@@ -1,8 +1,6 @@
 """A server in vLLM's words: settings out of its command line, environment and place, and what of
 them is simulated."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Any

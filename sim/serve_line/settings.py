@@ -1,7 +1,5 @@
 """A server's words as settings of the simulator, and what was made of each."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Servers in Dockerfiles, systemd units, and the files of Ray Serve and SkyPilot."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

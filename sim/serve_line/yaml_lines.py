@@ -1,7 +1,5 @@
 """YAML whose texts know their lines."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

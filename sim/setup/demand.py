@@ -1,7 +1,5 @@
 """The work that the requests of a run bring over time: what autoscalers may know in advance."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.sim.fleet.scaling import Bounds, Demand, parse_scaler

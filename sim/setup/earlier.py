@@ -1,7 +1,5 @@
 """Requests like those of a run, but not in the run: predictors are trained on these beforehand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

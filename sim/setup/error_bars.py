@@ -14,8 +14,6 @@ For a fleet, `--spare` compares the run with one without failures and one with a
 1), over the same requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

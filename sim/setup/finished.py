@@ -1,7 +1,5 @@
 """Reuse the finished runs of an interrupted command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from twinserve.policies.registry import PolicySpec

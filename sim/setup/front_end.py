@@ -1,7 +1,5 @@
 """The settings of `--front-end`: a name or a file, and how server and clients are set up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -4,8 +4,6 @@ ttft=0.4,tpot=0.2                    seconds, of real-time requests; also with k
 rt: ttft p90 < 1 s, tpot < 50 ms     with units, classes, percentiles (or p90 ttft)
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -1,7 +1,5 @@
 """A workload's demand as a share of the replicas' capacity, estimated from their step times."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The heading of each setting on a page of help, and vLLM's name for the setting."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from cyclopts import Group, Parameter

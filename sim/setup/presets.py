@@ -1,7 +1,5 @@
 """The order of settings: flags override a former run, which overrides a preset."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 from pathlib import Path
 from typing import Any

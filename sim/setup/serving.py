@@ -1,7 +1,5 @@
 """The class that `vllm serve` loads as one of our schedulers."""
 
-from __future__ import annotations
-
 
 def scheduler_class(asynchronous: bool) -> str:
     """Return the value for `--scheduler-cls`, with the engine's scheduling mode."""

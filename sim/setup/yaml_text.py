@@ -1,7 +1,5 @@
 """Settings as YAML or JSON: an error is one line, with its place and what to do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path

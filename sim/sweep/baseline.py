@@ -1,7 +1,5 @@
 """Paired differences between a sweep's combinations and one of them, with tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ flags have them. Several sources are crossed. `--link-vars` keeps the combinatio
 settings are equal. After vllm/benchmarks/sweep/param_sweep.py and serve.py (0.32).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """Choose a sweep's plots if the user says little: the x axis and the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `completed` gives calls to an executor, a few at a time, and returns them as they end.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

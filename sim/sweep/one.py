@@ -1,7 +1,5 @@
 """One run of a sweep in a worker: settings in, a flat row out."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import traceback

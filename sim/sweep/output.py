@@ -11,8 +11,6 @@
 The same results give the same bytes under the same versions of pyarrow and matplotlib.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 from collections import Counter

@@ -1,7 +1,5 @@
 """How the runs of one combination differ: by seed, by window of a recorded trace, or not at all."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache

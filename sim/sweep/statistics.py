@@ -1,7 +1,5 @@
 """Means over seeds, with their confidence intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cache
 

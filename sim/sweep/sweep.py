@@ -1,7 +1,5 @@
 """A sweep: an executor runs it; each result is kept when its run ends, with failures apart."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -7,8 +7,6 @@ waiting, computed tokens, release of KV and failed loads. These decisions are co
 simulated ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections import Counter

@@ -7,8 +7,6 @@ of other requests than any run, and measures what traffic adds to the tables
 (`profiles.measured.model.TrafficTimes`).
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ Several measurements are repeats of one load: their mean is compared, and a diff
 their spread. With one measurement the spread is unknown, and a difference counts from TOLERANCE on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

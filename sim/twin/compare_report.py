@@ -1,7 +1,5 @@
 """A comparison in words, numbers and curves: for the terminal, and as a folder of files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

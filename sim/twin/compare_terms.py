@@ -1,8 +1,6 @@
 """Which term of a simulation to look at: the run again with one term changed, and how far it is
 from the measurement then. A term is named only where its run came closer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

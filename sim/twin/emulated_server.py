@@ -4,8 +4,6 @@ If clients see other times than the simulation, the difference is the host's, th
 client's; each is given in seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

@@ -1,8 +1,6 @@
 """A run whose steps a live vLLM engine executes: same source, same policy, same ledger, same
 records as a simulation."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A measured server at another rate: a profile is fitted to the measurement, and the requests are
 simulated at that rate, also with step times off. In a sentence: whether to believe it."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

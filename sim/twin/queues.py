@@ -1,8 +1,6 @@
 """Whether the measured server kept up with its load, by the test of simulated runs
 (`sim/results/saturation.py`), and the stretch before its queue grew."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

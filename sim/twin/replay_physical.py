@@ -2,8 +2,6 @@
 run is repeated on simulated time with its ledger, and each plan is executed in the ledger's own
 slots."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from twinserve.backends.live.engine.engine import StepAnswer, VllmEngine

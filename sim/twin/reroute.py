@@ -7,8 +7,6 @@ an interval, and of one age. Where its views or picks part, the age of what the 
 says why. Both hear of the live router's picks as their own, so that one pick is judged at a time.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Measurements of a server, and the profile with the terms that they tell (`serving_fit.py`)."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

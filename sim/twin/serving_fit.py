@@ -7,8 +7,6 @@ requests, by least squares of log(simulated / measured). A term that does not he
 the fit stays as in the profile: serving data mix all terms and separate few of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 

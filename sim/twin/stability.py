@@ -12,8 +12,6 @@ An unstable schedule makes small errors large. `nudged` repeats the simulation w
 tenth longer, and with steps of which each is a little off.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 

@@ -5,8 +5,6 @@ For each policy: a simulated run; a locked replay of its decisions on the engine
 of scheduling differences); repeated free runs, whose spread decides which differences count.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """Simulation compared with vLLM's own engine loop on an emulated GPU in virtual time: one workload,
 step by step. Both price steps alike, so a difference is one of decisions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What a validation leaves behind: one folder with numbers, plots, a page, and the rows of every
 run."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ within 18, 9 or 6 minutes (1x, 2x, 3x).
 in `applications`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """The true demand of a workload, for predictors that are oracles (`predictor=perfect`). No policy
 sees it otherwise."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.traces.workload import Workload

@@ -7,8 +7,6 @@ an earlier one, after how long, and how much it grows. `replica.py` describes ho
 drawn.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -32,8 +32,6 @@ draws from the same generators. Not the same: texts, what re-tokenising them cha
 (vLLM says how many tokens that is), and send times of a client that is late.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -6,8 +6,6 @@ LooGLE's documents is that of its short-dependency set (105 for 1,951 questions)
 and ours, so it is an argument.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -9,8 +9,6 @@ hence the hit rates of an LRU cache of any size, follow from the gaps and depths
 stratified: each table is walked once in random order, so quantiles hardly depend on the seed.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from importlib import resources

@@ -11,8 +11,6 @@ prompts begin with one of 8 equally likely system prompts of 1,024 tokens; and `
 gaps, as in vLLM (not of `closed`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

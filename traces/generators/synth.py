@@ -1,7 +1,5 @@
 """Workloads made from distributions: Poisson arrivals with lengths of a named shape."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache

@@ -7,8 +7,6 @@ around 13:00. The trace itself is not public; the curve between these points and
 bursts are ours.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -9,8 +9,6 @@ a notice says how many images there were, since nothing here computes an image.
 Patel et al., Splitwise, ISCA 2024; Stojkovic et al., DynamoLLM, HPCA 2025.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.traces.readers.columns import assemble

@@ -9,8 +9,6 @@ what they share. A last block that is only partly filled may lack its id. Wang e
 in the Wild, USENIX ATC 2025.
 """
 
-from __future__ import annotations
-
 from twinserve.traces.readers import jsonl
 from twinserve.traces.readers.columns import assemble, unused
 from twinserve.traces.readers.options import ReadOptions

@@ -8,8 +8,6 @@ Arrivals stay as they were recorded: sessions are not made into closed loops. Ro
 tokens failed and are dropped. Wang et al., BurstGPT, KDD 2025.
 """
 
-from __future__ import annotations
-
 from twinserve.traces.readers.columns import assemble
 from twinserve.traces.readers.csvfile import Table
 from twinserve.traces.readers.options import ReadOptions

@@ -1,8 +1,6 @@
 """CSV traces by column name: CRLF or LF, with or without a last end of line, quoted or not, between
 commas, semicolons or tabs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches

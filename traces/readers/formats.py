@@ -1,7 +1,5 @@
 """Find the reader of a file by its content, and read the file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

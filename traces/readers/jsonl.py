@@ -1,7 +1,5 @@
 """JSON lines: one object a line, with the line numbers kept for error messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cached_property

@@ -15,8 +15,6 @@ Ours       request_id, class ("rt" or "be"), slo_ttft_s, slo_tpot_s (seconds), g
            one row is enough to name it).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.traces.readers import jsonl

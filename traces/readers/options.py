@@ -1,8 +1,6 @@
 """A reader's options besides the file's own content; and readers of other packages, and of files of
 their own."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar

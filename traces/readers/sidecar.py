@@ -1,7 +1,5 @@
 """The `<file>.meta.json` of a trace that we wrote: facts that its rows cannot express."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -10,8 +10,6 @@ byte-pair vocabularies give for English and CJK text. If rows have no timestamps
 generated: a Poisson process.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

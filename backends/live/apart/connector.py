@@ -19,8 +19,6 @@ Scheduler's side and leases as in vLLM 0.32's `nixl/pull_scheduler.py`, `base_sc
 by path.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

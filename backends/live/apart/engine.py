@@ -1,7 +1,5 @@
 """Engines in processes of their own, as their runner sees them. Imports no vLLM."""
 
-from __future__ import annotations
-
 import multiprocessing
 from typing import Any
 

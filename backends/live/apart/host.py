@@ -4,8 +4,6 @@ pipe, one message and one answer at a time.
 A step has two halves, `step` and `end`: between them other engines may do theirs, and KV may land.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import traceback

@@ -1,8 +1,6 @@
 """vLLM's scheduler, unchanged in what it decides, that shows each decision while the step is under
 way and waits for the word that the step has ended. Imports vLLM: name it by path."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 """KV tensors of a CPU engine in memory that other processes of this machine can map. One engine
 reads the other's cache as a network card would."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

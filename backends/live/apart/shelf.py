@@ -9,8 +9,6 @@ that is kept for a fetch.
 REQUEST is the SHA-256 of its name: names may be of any length, and have dots and slashes.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The engine's KV tensors, seen the same way whatever their layout."""
 
-from __future__ import annotations
-
 
 def split_cache(kv_cache, head_size: int):
     """Return (keys, values) of one layer, both views of shape [num_blocks, block_tokens, kv_heads,

@@ -5,8 +5,6 @@ count when the sequence continues in another block. Then stale numbers after a r
 table, which a worker does not clear, mislead no reader.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

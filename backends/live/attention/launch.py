@@ -1,8 +1,6 @@
 """Run the Triton kernels on a batch: on a GPU, or on a CPU where TRITON_INTERPRET=1 was set before
 Triton was imported."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

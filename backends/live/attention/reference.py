@@ -1,8 +1,6 @@
 """Paged attention slot by slot in plain PyTorch: what the kernels must compute. For tests, not for
 speed."""
 
-from __future__ import annotations
-
 import torch
 
 from twinserve.backends.live.attention.slots import BACKWARD

@@ -7,8 +7,6 @@ The extension is what reaches a worker in another process: importing it there re
 In the engine's own process `register()` does.
 """
 
-from __future__ import annotations
-
 _BACKEND = f"{__package__}.backend.BidirectionalBackend"
 BACKEND_NAME = "CUSTOM"
 WORKER_EXTENSION = f"{__package__}.worker.AttentionExtension"

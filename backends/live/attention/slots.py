@@ -14,8 +14,6 @@ Everything here works on NumPy arrays; what says "or tensors" also works on PyTo
 keeps them on their device. Nothing imports torch.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 # block * block_tokens still fits in int32, with the flag set, up to 256 tokens a block

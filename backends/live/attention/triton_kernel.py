@@ -11,8 +11,6 @@ of a sequence may end before they are full; `first` then has the start of each o
 `launch` calls these and gives the shapes. All sizes in elements; scores are kept times log2(e).
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

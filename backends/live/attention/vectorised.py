@@ -1,8 +1,6 @@
 """The same attention with whole-tensor PyTorch operations: for the CPU engine, whose steps take
 milliseconds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

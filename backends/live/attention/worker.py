@@ -1,8 +1,6 @@
 """For vLLM's `worker_extension_cls`: importing this module registers the backend in the worker's
 process. Imports vLLM."""
 
-from __future__ import annotations
-
 from twinserve.backends.live.attention import cells
 from twinserve.backends.live.attention.registration import register
 

@@ -1,8 +1,6 @@
 """The folder that vLLM takes for the emulated model: a config.json with the profile's sizes, and a
 tokenizer where none is named. There are no weights."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Start `vllm serve` on an emulated GPU: what can be known before is checked, then this process
 becomes it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

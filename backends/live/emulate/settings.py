@@ -1,8 +1,6 @@
 """The emulated GPU's settings for the engine's processes: a key of vLLM's --additional-config.
 Imports no vLLM."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

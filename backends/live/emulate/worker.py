@@ -1,8 +1,6 @@
 """A vLLM worker whose forward pass only waits (docs/emulate.md): no weights and no KV tensors.
 vLLM loads these classes by name. Imports vLLM."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import signal

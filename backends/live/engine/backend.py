@@ -1,8 +1,6 @@
 """The live backend: executes a plan by having a vLLM engine do it, and measures how long that
 takes."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
 

@@ -1,8 +1,6 @@
 """The live backend of an engine that speculates: vLLM's own n-gram proposer looks drafts up, and
 the model says which of them are right."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.backends.acceptance import DraftsPartedError, RecordedAcceptance

@@ -1,7 +1,5 @@
 """A vLLM V1 engine in this process, with the steered scheduler, one step a call."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

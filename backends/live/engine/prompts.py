@@ -1,8 +1,6 @@
 """Token ids for requests of which only lengths and prefix block ids are known: equal ids give equal
 text."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -6,8 +6,6 @@ What it then schedules is compared with the plan at every step; `drift` counts t
 differ.
 """
 
-from __future__ import annotations
-
 import time
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks

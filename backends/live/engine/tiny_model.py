@@ -11,8 +11,6 @@ apart, and large enough for sharp attention. An answer depends on the whole text
 block shows in it.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

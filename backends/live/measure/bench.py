@@ -1,7 +1,5 @@
 """A live engine as a test bench: batches of any composition, each step timed."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """What the engine runs on: names and versions, and rates of the bare device for machines that no
 catalogue has."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

@@ -1,8 +1,6 @@
 """Measures the front end of `vllm serve` before an emulated GPU. Single streamed requests are timed
 by client and engine (stamps.py); for loads, CPU times of threads count."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -6,8 +6,6 @@ look like a trend over batch sizes; taken in shuffled rounds it is spread over a
 repeats show how large it is.
 """
 
-from __future__ import annotations
-
 import difflib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

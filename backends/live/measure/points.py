@@ -1,8 +1,6 @@
 """Which steps a calibration measures: points, made from the engine's limits by powers of two, and a
 few at random."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A workload sent to a live server as it arrives, and when its tokens came."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -8,8 +8,6 @@ hit; `Bench.fill_cache` has put some prompt's keys and values there. Every reque
 its own: with one prefix for all, a GPU would answer from its cache.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks

@@ -5,8 +5,6 @@ Times are `time.monotonic`, which processes of one Linux host share, so that a c
 compare its own with them. Imports vLLM: name it by path.
 """
 
-from __future__ import annotations
-
 import json
 import time
 

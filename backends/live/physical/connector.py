@@ -3,8 +3,6 @@ it adds relocations within the device, host copies that are kept when they come 
 of blocks that are left early; all of it travels with the step that needs it. Imports vLLM: name it
 by path."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

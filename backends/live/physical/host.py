@@ -2,8 +2,6 @@
 also after they are copied back, and makes a step's copies into orders for the workers. Needs
 neither vLLM nor torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 

@@ -7,8 +7,6 @@ On a GPU copies run in streams of their own, ordered by events (transfer/copy.py
 tested on a GPU yet. Imports vLLM: name it by path.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

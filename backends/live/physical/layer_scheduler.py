@@ -5,8 +5,6 @@ vLLM's own manager gives out as many names as the ledger can have blocks, on the
 host together. Imports vLLM: load it by name.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

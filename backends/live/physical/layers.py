@@ -9,8 +9,6 @@ As in `layout`, a model of all pages follows only executed plans. A plan that wo
 read another one's page is refused here. Imports neither vLLM nor torch.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ reads are looked up in it. A plan that would have a request read another one's s
 before any KV is touched. Imports neither vLLM nor torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

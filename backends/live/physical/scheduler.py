@@ -6,8 +6,6 @@ vLLM has made it: each request's table is the one in the plan's layout. Imports 
 name.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Requests that wait in the front: for room at workers, for any worker, or because the router holds
 them. The queue and the waiting time are limited; beyond that the client gets a Retry-After."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Collection

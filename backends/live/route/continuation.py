@@ -15,8 +15,6 @@ answer's own tokens. Nor is a picture in the tokens that stand for it. Fields th
 here count as such. Sampled answers (temperature above 0) do go on, with other draws.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

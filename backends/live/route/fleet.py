@@ -5,8 +5,6 @@ events in the same order. A worker that comes back is a new replica, as there, a
 is forgotten.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 

@@ -12,8 +12,6 @@ same tokens have in a prompt. vLLM reports every block, copies too. A router hea
 its first block comes, and when its last one is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable
 from enum import Enum

@@ -1,7 +1,5 @@
 """Listens to the KV events that workers publish over ZMQ, while they are up."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

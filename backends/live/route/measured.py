@@ -4,8 +4,6 @@ A page has some thousand lines, and is read many times a second: so the few line
 looked for, instead of parsing them all.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

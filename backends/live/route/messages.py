@@ -6,8 +6,6 @@ That is also whatever `Connection` names. Events end with an empty line; lines m
 LF or CR, data may have several lines, and what begins with a colon is a comment (WHATWG HTML, 9.2).
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -5,8 +5,6 @@ their hashes. Prompts that come and KV events of workers are named alike, so tha
 says it stored is found in prompts, whichever way the worker hashes.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b

@@ -6,8 +6,6 @@ four bytes, and its KV blocks are named by their text. Two prompts share a block
 texts up to its end are equal. Prompts of token ids are counted and named exactly.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

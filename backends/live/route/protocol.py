@@ -1,7 +1,5 @@
 """aiohttp's HTTP server, with errors of its parser in the form of all others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """One request's way: to a worker, again to another one if it is lost, and back to its client."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

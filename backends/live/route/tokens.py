@@ -3,8 +3,6 @@ of chats. Only where routers hear KV events, which name blocks by token ids, is 
 trip for each request.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping

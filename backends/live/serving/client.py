@@ -1,8 +1,6 @@
 """What a client needs that runs on the server's own machine, and vLLM's own client in this
 process."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ is believed from every client. One that takes from others is believed as far as 
 says, and by default no further than what a request without any claim gets.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

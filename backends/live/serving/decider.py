@@ -5,8 +5,6 @@ Nothing here needs vLLM. Requests go by vLLM's ids; times are seconds on one clo
 keeps.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence

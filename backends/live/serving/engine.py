@@ -1,8 +1,6 @@
 """What our scheduler must know of the vLLM engine it is in, and which engines it cannot
 schedule."""
 
-from __future__ import annotations
-
 from twinserve.backends.live.serving.options import EngineFacts
 from twinserve.backends.live.versions import LiveEngineError
 

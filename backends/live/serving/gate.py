@@ -1,8 +1,6 @@
 """What the API process does with a request before vLLM sees it: it judges what the client says, and
 adds whose request it is. Needs neither vLLM nor a web framework; `CheckAttributes` is in front."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

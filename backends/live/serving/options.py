@@ -4,8 +4,6 @@ policy, ledger, core.
 Nothing here needs vLLM: what the engine is like comes in as EngineFacts.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """A `vllm serve` as a process of its own, on a free port of this host."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

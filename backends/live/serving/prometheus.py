@@ -1,8 +1,6 @@
 """What the scheduler counts, among vLLM's own metrics (`GET /metrics`). The scheduler is in the
 engine's process and vLLM's metrics in the server's, so they go by the file of `stats_path`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ vLLM loads a class by name in its engine process and calls `add_request`, `sched
 shows vLLM's scheduler what the policy planned (Steering). Imports vLLM: name it by path.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import time

@@ -15,8 +15,6 @@ workers may be in this process or in others, and every copy is ordered with its 
 Imports vLLM: name it by path.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 

@@ -5,8 +5,6 @@ or dimensions. Rather than repeat those orders here, a scratch block is written 
 own operator and read back.
 """
 
-from __future__ import annotations
-
 import torch
 from vllm import _custom_ops as ops
 

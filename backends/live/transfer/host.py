@@ -10,8 +10,6 @@ rows.
 Nothing here needs vLLM or torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 

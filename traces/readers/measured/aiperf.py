@@ -15,8 +15,6 @@ Source: docs/tutorials/working-with-profile-exports.md of aiperf (nvda-ci/aiperf
 of ai-dynamo/aiperf). A metric says its unit. Rows of another phase than `profiling` are a warm-up.
 """
 
-from __future__ import annotations
-
 from twinserve.traces.measurement import Measurement
 from twinserve.traces.readers import jsonl
 from twinserve.traces.readers.columns import shown, unused

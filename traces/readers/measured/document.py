@@ -1,7 +1,5 @@
 """JSON documents of tools: the whole of a file, and fields of its rows by path."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

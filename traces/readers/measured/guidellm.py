@@ -13,8 +13,6 @@ divides the whole time by all tokens; the inter-token latency is what is called 
 may hold a sample of the requests only.
 """
 
-from __future__ import annotations
-
 from twinserve.traces.measurement import Measurement
 from twinserve.traces.readers.columns import Rows, shown
 from twinserve.traces.readers.measured.document import at, document, listed

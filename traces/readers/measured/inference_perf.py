@@ -12,8 +12,6 @@ inference_perf/apis/base.py at 03e89d4, kubernetes-sigs/inference-perf. In earli
 without a date. Where the server says how many tokens it gave, that count is taken.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise

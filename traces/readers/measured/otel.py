@@ -16,8 +16,6 @@ the other spans with token counts, and latencies are the client's; of two such s
 other the outer one counts. Other spans of a file are counted in a notice.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

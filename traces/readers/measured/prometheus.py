@@ -15,8 +15,6 @@ Source: names of vllm/v1/metrics/loggers.py, vLLM 0.32.0; the envelope is the HT
 Prometheus, the text its exposition format 0.0.4.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

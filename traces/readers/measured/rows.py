@@ -7,8 +7,6 @@ token; a time of zero between tokens. Every kind of fault is one notice: how man
 the place of the first. A file is refused if no served row is left.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ A column of times is in seconds, or says its unit: `arrival=ts:ms`. Moments may 
 or tabs stand between columns. A field of a JSON object inside another is `outer.inner`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

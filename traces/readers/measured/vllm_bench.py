@@ -13,8 +13,6 @@ then the first token and all gaps after it. Without --save-detailed a result hol
 numbers over all of them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

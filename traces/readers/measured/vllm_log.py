@@ -14,8 +14,6 @@ read too. Stamps have whole seconds and no year. Prompt lengths are in the log o
 are: at level DEBUG (VLLM_LOGGING_LEVEL=DEBUG) today.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter
