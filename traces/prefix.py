@@ -58,8 +58,7 @@ def parents(prefix: Prefix) -> np.ndarray:
 
 
 def is_chained(prefix: Prefix) -> bool:
-    """Return whether each id always follows the same id, so that it names all the prompt up to its
-    end."""
+    """Return whether each id always follows the same id, so that it names all text before it."""
     before, ids = parents(prefix), prefix.ids
     expected = np.empty(prefix.distinct, np.int64)
     expected[ids] = before

@@ -64,8 +64,7 @@ class PrefixRanges:
         return starts[counts > 0], counts[counts > 0]
 
     def take(self, rows: np.ndarray) -> PrefixRanges:
-        """Those of some rows (indices, any order), with dense ids again in the order of the old
-        ones."""
+        """Return those of some rows (indices, any order), with dense ids in the old order."""
         counts = self._counts[rows]
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         columns = self.first_shared[rows], self.shared[rows], self.first_own[rows]

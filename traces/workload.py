@@ -69,8 +69,7 @@ class BestEffortPool:
         return self.prompt_tokens[1] + self.output_tokens[1]
 
     def draw(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Prompt and output tokens, int64[batch] each, of batch k: a function of (seed, k)
-        alone."""
+        """Return prompt and output tokens (int64[batch]) of batch k, by (seed, k) alone."""
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0xBE, k)))
         return (
             rng.integers(*self.prompt_tokens, size=self.batch, endpoint=True),

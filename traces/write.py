@@ -32,8 +32,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
-    """The file holds either its old content or all of `data`, never a part of it. Raises
-    WorkloadError."""
+    """Write all of `data`, or leave the old content. Raises WorkloadError."""
     write_together([(path, data)])
 
 

@@ -135,8 +135,7 @@ class Runs(Mapping[str, Run]):
     def save(
         self, out: str | os.PathLike, overwrite: bool = False, timeline: bool = False
     ) -> list[Path]:
-        """Write each run into a folder of its own in `out`, as `simulate --out` does. Raises
-        ResultsError."""
+        """Write each run into its own folder in `out`, as `simulate --out`. Raises ResultsError."""
         from twinserve.sim.results.folders import folders
 
         names = folders(self._runs)
@@ -317,7 +316,7 @@ def _specs(policies: Sequence[PolicyLike]) -> list[PolicySpec]:
 
 # -- reading ---------------------------------------------------------------------------------------
 def read_runs(*folders: str | os.PathLike) -> Runs:
-    """Runs that were saved, in the order given; a folder of runs stands for those in it. Raises
+    """Return saved runs in the order given; a folder of runs stands for its runs. Raises
     ResultsError."""
     paths = find_runs(folders)
     results = {path: read_run(path) for path in paths}

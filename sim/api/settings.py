@@ -128,7 +128,7 @@ class EngineSettings(TypedDict, total=False):
 def config_of(
     preset: str | None, config: str | os.PathLike | None, settings: Mapping[str, Any]
 ) -> SimulationConfig:
-    """All settings of a run: those given, over those of a run.json, over those of a preset. Raises
+    """Return given settings over those of a run.json, over those of a preset. Raises
     SettingsError."""
     check_names(settings)
     given = SimulationConfig(**{name: _plain(value) for name, value in settings.items()})

@@ -52,9 +52,8 @@ class Sweep:
         size: Literal["page", "column"] = "page",
         title: str = "",
     ) -> Plot:
-        """Draw numbers over one setting, a line for each combination of the others. x: a setting;
-        y: columns of `table`; size: `column` for one column of a paper; title: above the plot.
-        Raises SettingsError."""
+        """Draw columns `y` of `table` over setting `x`, a line for each combination of the others.
+        size: `column` for a paper's column. Raises SettingsError."""
         draw.check_x(self.axes, x)
         names = draw.choose_y(self.table, several(y))
         chosen = x or draw.choose_x(self.table, self.axes)

@@ -375,8 +375,7 @@ def _effort(quick: bool, limit: float | None) -> Effort:
 
 
 def _model(model: str, scratch: Path, dtype: str | None) -> tuple[Path, ModelSpec]:
-    """Its folder and what it is. Refused here, before an engine starts, if a profile cannot hold
-    it."""
+    """Its folder and what it is. Refused before an engine starts if no profile can hold it."""
     from twinserve.profiles.measured.profile import model_spec
 
     if model not in SEEDED:

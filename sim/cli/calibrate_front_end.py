@@ -134,8 +134,7 @@ def calibrate_serving(
     saturated: bool = False,
     overwrite: bool = False,
 ) -> None:
-    """Fit, write `out` and the front end next to it, and print what was found. Arguments and errors
-    are those of `fit_server`."""
+    """Fit as `fit_server`, write `out` and the front end next to it, and print the result."""
     front = out.with_suffix(".front_end.json")
     for target in (out, front):
         check_target(target, overwrite)

@@ -1,5 +1,4 @@
-"""The start of the console commands. Only Python itself has loaded here, so Ctrl-C ends in one line
-from the first import on."""
+"""Start the commands, so that Ctrl-C ends in one line from the first import on."""
 
 import os
 import sys

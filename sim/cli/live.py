@@ -222,8 +222,7 @@ def _locked(
 def locked_summary(
     found: LockedReplay, log: DecisionLog, version: str, physical: bool = False
 ) -> dict:
-    """Return a locked replay as plain values; seconds, percent. physical: KV was kept at the
-    ledger's places."""
+    """Return plain values; seconds, percent. physical: KV was at the ledger's places."""
     from twinserve.backends.counts import not_made
     from twinserve.sim.twin.live import owns_pool
 

@@ -70,8 +70,7 @@ def without_guess(line: str) -> str:
 
 
 class Pages:
-    """Cyclopts' help formatter, with lines broken at the terminal's width instead of the
-    source's."""
+    """Cyclopts' help, with lines broken at the terminal's width, not the source's."""
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         from cyclopts.help import DefaultFormatter

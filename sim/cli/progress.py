@@ -49,8 +49,7 @@ def left_text(seconds: float | None) -> str:
 
 
 def run_parts(state: RunState, elapsed_s: float) -> list[str]:
-    """Return the parts of a line on a simulation after `elapsed_s` wall seconds: simulated time,
-    requests, speed."""
+    """Return simulated time, requests and speed after `elapsed_s` wall seconds, as text."""
     digits = 0 if max(state.now_s, state.total_s) >= 100 else 1
     now, total = f"{state.now_s:,.{digits}f}", f"{state.total_s:,.{digits}f}"
     if state.now_s <= state.total_s:
@@ -116,8 +115,7 @@ class RunProgress:
         self.console.print(text, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def begin(self, label: str, share: float = 0.0) -> None:
-        """Begin the next part. share: how much of it was done before; it does not count for the
-        pace."""
+        """Begin the next part. share: done before, which does not count for the pace."""
         self._label, self._began, self._from, self._least = label, self._now(), share, math.inf
         if self.bar:
             self._task = self.bar.add_task(label, total=1.0, left="", state="")
@@ -167,8 +165,7 @@ class RunProgress:
             self._show(done / total if total else 0.0, [f"{done / 1e6:.1f}{all_of_it} MB"])
 
     def _left(self, share: float) -> str:
-        """Return no text while the estimate exceeds an earlier one: the work slows down, and how
-        far is not known."""
+        """Return no text while the estimate rises: how far the work slows down is not known."""
         seconds = time_left(share, self._elapsed_s())
         if seconds is None or seconds > self._least:
             return ""

@@ -280,8 +280,7 @@ def _drafting(inputs: Inputs) -> dict[str, Hardware]:
 
 
 def headline(inputs: Inputs) -> str:
-    """Return lines on the run: requests, hardware, the share of its capacity that requests ask for,
-    objectives."""
+    """Return lines on requests, hardware, offered share of its capacity, objectives."""
     from twinserve.profiles.evidence import describe_step_times
     from twinserve.sim.setup.offered_load import offered_load_of
 

@@ -219,8 +219,7 @@ def _write(
     look: list[str],
     as_json: bool,
 ) -> None:
-    """Tables, plots, and the printed table. look: size and title of plots. Raises SystemExit if a
-    run failed."""
+    """Write tables and plots, print the table. Raises SystemExit if a run failed."""
     from twinserve.sim.sweep import draw, output
     from twinserve.sim.sweep.baseline import differences
     from twinserve.traces.write import write_atomically

@@ -211,8 +211,8 @@ def smallest_split(
 def _walk(
     size: Size, first: Split, most: int, objectives: Sequence[Objective], **how: Any
 ) -> Generator[Any, Trial, tuple[Split | None, dict[Split, list[Trial]]]]:
-    """The staircase from `first`. how: as of `on_peaks`. Returns its end, and the trials of each
-    split."""
+    """Return the end of the staircase from `first`, and each split's trials. how: as of
+    `on_peaks`."""
     trials: dict[Split, list[Trial]] = {}
     if most < 2:
         return None, trials

@@ -121,8 +121,7 @@ def check_list(flag: str, given: list) -> None:
 
 
 def own_profile(model: str) -> Profile | None:
-    """Return the profile of this file, or None if `model` names none. Raises ProfileError for a
-    damaged file."""
+    """Return the profile of this file, None if `model` names none. Raises ProfileError."""
     path = Path(model)
     if path.suffix != ".json" or path.name == "config.json" or not path.is_file():
         return None

@@ -41,8 +41,7 @@ def sized(n: int, objectives: Sequence[Objective], draws: Sequence[Sequence[Tria
 def drawn(
     size: Size, objectives: Sequence[Objective], n: int, draws: int, fleet: str | None = None
 ) -> Trials:
-    """Run `n` replicas under so many draws, each to its end. fleet: as of `on_peaks`. Returns a
-    Sized."""
+    """Return a Sized of `n` replicas, each draw run to its end. fleet: as of `on_peaks`."""
     found, known = [], size.trials.get(n, [])
     for draw in range(draws):
         if draw == 0 and len(known) == len(size.peaks) and not any(t.early for t in known):
@@ -94,7 +93,7 @@ def most_decodes(size: Size, n: int) -> int:
 
 
 def steps_off(candidate: Candidate, sign: int, decodes: int = 0) -> tuple[float, float]:
-    """Return factors on decode and prefill steps: longer (sign 1) or shorter (-1). decodes: most at
+    """Return factors on decode and prefill steps. sign: 1 longer, -1 shorter. decodes: most at
     once."""
     errors = expected_errors(candidate.hardware.profile, decodes=decodes)
     return (1 + errors.decode.error) ** sign, (1 + errors.prefill.error) ** sign

@@ -246,8 +246,7 @@ def place_of(load: float, closed: bool) -> int:
 
 
 def load_at(place: int, closed: bool) -> float:
-    """Return clients, or requests/s rounded to three digits, so that a printed rate can be given
-    again."""
+    """Return clients, or requests/s in three digits, so that a printed rate can be given again."""
     return place if closed else float(f"{(1 + STEP) ** (place - _ZERO):.3g}")
 
 

@@ -52,8 +52,8 @@ class Peak:
         return 0 if self.trouble is None else self.trouble.crashes
 
     def settings(self, replicas: int, speed: float = 1.0, fails: bool = True) -> dict:
-        """Of a SimulationConfig with so many replicas. speed: a factor on its rate; fails: what is
-        to fail does."""
+        """Return settings with so many replicas. speed: factor on the rate; fails: failures
+        happen."""
         found = {"trace": self.trace, "window": self.window_s, "replicas": replicas}
         if fails and self.trouble is not None:
             found |= self.trouble.settings(replicas, self.since_s / speed)

@@ -243,8 +243,7 @@ def make_plan(
 def _savings(
     policies: Sequence[str], rows: Sequence[Row], beside: Sequence[Needed], pool: int
 ) -> tuple[Saving, ...]:
-    """Return the other policies' savings against vllm: at the peak, and with offline work if asked
-    for."""
+    """Return the other policies' savings against vllm, at the peak and with offline work."""
     alone = [
         Needed(row.candidate, row.sized.replicas, row.sized.answer)
         for row in rows
@@ -419,8 +418,7 @@ def _how_far(
 
 
 def least_slack(found: Sequence[Sequence[Attained]]) -> dict[str, float]:
-    """Return, by metric, how far below its bound an objective stays, as a share of the bound: the
-    least over all peaks."""
+    """Return by metric the least distance to the bound over all peaks, as a share of it."""
     slack: dict[str, float] = {}
     for one in (one for peak in found for one in peak):
         if one.slack is not None:

@@ -1,5 +1,4 @@
-"""What a policy saves compared with vLLM's: the cheapest replicas of each that keep the same
-objectives."""
+"""What a policy saves against vLLM's: the cheapest replicas of each with the same objectives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,16 +50,14 @@ class Saving:
 
     @property
     def gpus(self) -> int | None:
-        """Return how many GPUs fewer than vllm, negative for more. None: one of the two keeps no
-        objectives."""
+        """Return how many GPUs fewer than vllm. None: one of the two keeps no objectives."""
         if self.ours is None or self.theirs is None:
             return None
         return self.theirs.gpus - self.ours.gpus
 
     @property
     def usd_per_month(self) -> float | None:
-        """Return how many dollars less than vllm. None: no price, or one of the two keeps no
-        objectives."""
+        """Return how many dollars less than vllm. None: no price, or as `gpus`."""
         if self.ours is None or self.theirs is None:
             return None
         ours, theirs = self.ours.usd_per_hour, self.theirs.usd_per_hour
@@ -113,8 +110,7 @@ class Saving:
 
 
 def savings(policies: Sequence[str], found: Sequence[Needed], pool: int) -> tuple[Saving, ...]:
-    """Return the savings of each policy but vllm, or nothing if vllm is not among `policies`.
-    found: cheapest first."""
+    """Return each policy's savings; none if vllm is not in `policies`. found: cheapest first."""
     if BASELINE not in policies:
         return ()
 

@@ -20,8 +20,7 @@ class Smallest:
 
     @property
     def monotone(self) -> bool:
-        """Return whether, of the numbers tried, all below `number` fail and all above it are
-        enough."""
+        """Return whether all numbers tried below `number` fail and all above are enough."""
         return all(
             ok == (self.number is not None and n >= self.number) for n, ok in self.tried.items()
         )

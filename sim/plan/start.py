@@ -1,5 +1,4 @@
-"""How to start a plan: the command lines of its servers, a script with the router before them, and
-files of other tools."""
+"""How to start a plan: its servers' command lines, a script with the router, other tools' files."""
 
 import json
 import re
@@ -98,8 +97,8 @@ _PRODUCT = "nvidia.com/gpu.product"
 
 
 def emitted(kind: str, candidate: Candidate, replicas: int, words: Sequence[str]) -> str:
-    """The file of `kind`, a key of FILES. words: the command line of one replica on FIRST_PORT, as
-    `serve_arguments` has it."""
+    """Return the file of `kind` (FILES). words: of one replica on FIRST_PORT
+    (`serve_arguments`)."""
     many = f"{replicas} x {candidate.label}"
     words = list(words)
     if "--gpu-memory-utilization" not in words:  # releases differ, and so do profiles
@@ -214,8 +213,7 @@ GPUS_OF_A_HOST = 8  # as an HGX board has
 
 
 def placed(commands: Sequence[str], tp: int) -> list[tuple[int, str]]:
-    """Return (host, command with its GPUs named) for each replica's command. A host takes as many
-    as its GPUs allow."""
+    """Return (host, command with its GPUs) by replica. A host takes as many as its GPUs allow."""
     each = max(GPUS_OF_A_HOST // tp, 1)
     found = []
     for i, line in enumerate(commands):
@@ -226,8 +224,8 @@ def placed(commands: Sequence[str], tp: int) -> list[tuple[int, str]]:
 
 
 def start_script(commands: Sequence[str], tp: int, router: str) -> str:
-    """Return the script: `sh start.sh N` on host N, and `sh start.sh router HOST ...` on the
-    router's host."""
+    """Return the script: `sh start.sh N` on host N, `sh start.sh router HOST ...` for the
+    router."""
     servers = placed(commands, tp)
     hosts = servers[-1][0] + 1
     lines = [

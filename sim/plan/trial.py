@@ -167,8 +167,7 @@ def run_trial(spec: TrialSpec) -> Trial:
 
 
 def can_deal(workload: Workload) -> bool:
-    """Return whether lengths may go to other requests, because no session, application or text ties
-    them."""
+    """Return whether no session, application or text ties lengths to their requests."""
     return workload.prefix is None and not (workload.group >= 0).any()
 
 

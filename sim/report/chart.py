@@ -158,8 +158,7 @@ class Chart:
 
     @cached_property
     def placed(self) -> list[tuple[float, str, int]]:
-        """(x, what it is, side) of the marks; side -1 or 1: it lies beyond that end of the axis,
-        and its text has an arrow."""
+        """Return (x, what it is, side) of the marks; side -1 or 1: beyond that end of the axis."""
         low, high = self.x_range
         found = []
         for at, what in self.marks:

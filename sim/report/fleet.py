@@ -1,5 +1,4 @@
-"""The tables of a fleet file's pools, of the parts of a TTFT, and of what failures cost; they stand
-below that of the run."""
+"""Tables below that of the run: a fleet file's pools, parts of a TTFT, costs of failures."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -63,8 +62,7 @@ def render_pools(results: Mapping[str, RunResult], width: int = 80) -> str:
 
 
 def print_beside(results: Mapping[str, RunResult], console: Console | None = None) -> None:
-    """Print what each run would have kept without its failures, and with one more replica, if
-    that was run."""
+    """Print what each run kept without failures and with one more replica, if run."""
     console = console or Console()
     for label, result in results.items():
         if beside := result.summary.get("failures", {}).get("beside"):

@@ -111,8 +111,7 @@ def _below(path: Path, depth: int) -> Iterator[tuple[str, Path]]:
 
 
 def _order(folder: Path) -> tuple[int, list[tuple[int, int, str]]]:
-    """Runs of one command as that command named their policies, then by name: run-2 before
-    run-10."""
+    """Return runs in the order of their command's policies, then by name: run-2 before run-10."""
     parts = re.findall(r"\d+|\D+", folder.name)
     natural = [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts]
     return _place(folder), natural

@@ -152,8 +152,7 @@ def _table(means: pd.DataFrame, axes: Sequence[str]) -> Html:
 
 
 def _differences(found: pd.DataFrame | None, axes: Sequence[str]) -> list[Block]:
-    """Return differences.csv as a table; a setting's column stays, since the baseline's is left
-    out."""
+    """Return differences.csv as a table, with settings' columns but the baseline's."""
     if found is None or not len(found):
         return []
     numbers = list(dict.fromkeys(found["number"]))

@@ -30,8 +30,7 @@ def script() -> str:
 
 
 def item(chart: Chart, target: str) -> str:
-    """JSON of `Bokeh.embed.embed_item` for the element `target`. The same chart gives the same
-    text."""
+    """Return JSON of `Bokeh.embed.embed_item` for element `target`; equal for equal charts."""
     from bokeh.embed import json_item
 
     text = json.dumps(json_item(figure_of(chart), target), separators=(",", ":"))

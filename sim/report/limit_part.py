@@ -26,8 +26,8 @@ def limit_part(found: Found) -> Part:
 
 
 def limit_charts(document: Mapping) -> Iterator[Chart]:
-    """Latency over load, a chart for each objective; tokens of a GPU against those of a user.
-    document: limit.json."""
+    """Return a chart of latency over load for each objective, then tokens of a GPU against a
+    user's."""
     unit, limits = document["unit"], document["limits"]
     ends = [(one["setting"], np.nan if one["load"] is None else one["load"]) for one in limits]
     for objective, bound in zip(document["objectives"], document["bounds"], strict=True):

@@ -22,8 +22,8 @@ def is_number(column: pd.Series) -> bool:
 
 
 def told_by(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """Those that tell lines apart: not what is the same in all, nor what a combination's name says
-    already."""
+    """Return axes that tell lines apart: neither constant ones nor those a combination's name
+    says."""
     named = table["name"] if "name" in axes else pd.Series("", table.index)
 
     def said(name: str) -> bool:

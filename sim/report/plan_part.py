@@ -275,8 +275,7 @@ def _memory(rows, names: Sequence[str]) -> Iterator[Chart]:
 
 
 def _around(rows: Sequence[Mapping], survive: int | None) -> list[Block]:
-    """Return the sizes from the last that fails and the first that is enough to the first sure
-    one."""
+    """Return sizes from the last that fails to the first that is surely enough."""
     body, said = [], []
     for row in rows:
         closer = row.get("closer")

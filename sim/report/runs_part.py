@@ -1,5 +1,4 @@
-"""The chapter of runs: one table over all of them, their charts, their replicas, their settings,
-and how to run each again."""
+"""The chapter of runs: one table over all, charts, replicas, settings, how to run each again."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -146,8 +146,7 @@ def _bounds(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
 
 
 def _attained(r: RequestColumns, run: RunResult) -> dict[str, tuple[float, float]]:
-    """The share as the summary has it; the interval from ten parts of what was measured, infinite
-    if there is but one."""
+    """Return the summary's share, and its interval from ten parts (infinite for one part)."""
     found = {}
     measured = r.arrival >= (run.summary.get("warmup") or {}).get("end_s", -np.inf)
     bounds = {

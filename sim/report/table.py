@@ -268,8 +268,7 @@ def render_table(
 
 
 def text_console(sink: IO[str], **how: Any) -> Console:
-    """Print plain text into `sink`; also in a notebook, in which a console would print into the
-    page."""
+    """Return a console that prints plain text into `sink`, in a notebook too."""
     return Console(file=sink, color_system=None, force_jupyter=False, legacy_windows=False, **how)
 
 

@@ -1,5 +1,4 @@
-"""The chapters on simulation and reality: comparisons with measured runs, and validations against a
-live engine."""
+"""The chapters of comparisons with measured runs, and of validations against a live engine."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Check the form of stored results: files can be edited or damaged. A wrong value is one line,
-before the value is used."""
+"""Check the form of stored results, as files can be edited or damaged: one line for a wrong
+value."""
 
 from __future__ import annotations
 
@@ -110,8 +110,7 @@ _COLUMNS = TABLES | OPTIONAL_TABLES
 
 
 def check_rows(name: str, frame: pd.DataFrame, file: Path) -> None:
-    """Raise ResultsError if a table has columns or types that `write_run` does not write, or
-    impossible values."""
+    """Raise ResultsError for other columns or types than `write_run` has, or impossible values."""
     missing = [column for column in _COLUMNS[name] if column not in frame]
     if missing:
         raise ResultsError(f"{file}: no column {', '.join(missing)}; of another version? Run again")

@@ -79,8 +79,7 @@ class LoggedRequest:
 
     @property
     def most_output_tokens(self) -> int:
-        """Return the tokens to request from an engine: a cancelled request must not end earlier by
-        itself."""
+        """Return the tokens to ask for: a cancelled request must not end earlier by itself."""
         return self.output_tokens + self.left
 
 
@@ -292,8 +291,7 @@ def _line(entry: dict) -> bytes:
 
 
 def read_log(path: Path) -> DecisionLog:
-    """Read a log from disk. Raises ResultsError: no such file, torn, no decision log, or of a later
-    version."""
+    """Read a log from disk. Raises ResultsError: missing, torn, or of a later version."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -304,8 +302,8 @@ def read_log(path: Path) -> DecisionLog:
 
 
 def parse_log(content: bytes, name: str = "decision log") -> DecisionLog:
-    """Parse a log's content; `name` stands in errors. Raises ResultsError if the log is torn, or of
-    a later version."""
+    """Parse a log's content; `name` stands in errors. Raises ResultsError: torn, or later
+    version."""
     try:
         lines = gzip.decompress(content).splitlines()
         version = LOG.check(parse_json(lines[0])[_NUMBER], name, ResultsError)

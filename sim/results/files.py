@@ -227,8 +227,7 @@ class RunRows:
 
 @dataclass
 class RunResult:
-    """A run: rows, run.json, timings of our own code, metrics, and an optional decision log (as
-    bytes)."""
+    """A run: rows, run.json, timings of our code, metrics, and optional decision log (bytes)."""
 
     rows: RunRows
     config: dict = field(default_factory=dict)
@@ -288,8 +287,8 @@ def _tables(result: RunResult, name: str) -> list[Any]:
 
 
 def read_run(run_dir: str | os.PathLike) -> RunResult:
-    """Read the run in folder `run_dir`. Raises ResultsError: no such folder, a missing or torn
-    file, or a later version."""
+    """Read the run in folder `run_dir`. Raises ResultsError: no folder, missing or torn file, later
+    version."""
     folder = Path(run_dir)
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "no such folder"
@@ -413,8 +412,7 @@ def _read_json(path: Path, shape: Shape) -> dict:
 
 
 def check_target(out_dir: str | os.PathLike, overwrite: bool = False, or_else: str = "") -> None:
-    """Check before a run that `write_run` can write here. or_else: advice if a run is there. Raises
-    ResultsError."""
+    """Check that `write_run` can write here. or_else: advice if not. Raises ResultsError."""
     out = resolved(out_dir)
     may_replace(out, _FILES, overwrite, or_else)
     try_to_write(out)

@@ -24,8 +24,7 @@ def folder(label: str) -> str:
 
 
 def folders(labels: Iterable[str]) -> dict[str, str]:
-    """Return a distinct folder name for each label; if two labels give the same name, the later one
-    gets a number."""
+    """Return a distinct folder name by label: of two that are equal the later gets a number."""
     found: dict[str, str] = {}
     for label in labels:
         name, number = folder(label), 2
@@ -43,8 +42,7 @@ def policy_of(name: str, label: object) -> str:
 
 
 def resolved(out_dir: str | os.PathLike) -> Path:
-    """Resolve a link to its folder, so that the target is replaced. Raises ResultsError for an
-    impossible file name."""
+    """Resolve links, so that the target is replaced. Raises ResultsError: impossible name."""
     try:
         out = Path(out_dir).resolve()
         str(out).encode()

@@ -232,8 +232,7 @@ def _describe(
 
 
 def _engine_ttft(r: RequestColumns, done: np.ndarray, percentiles) -> dict:
-    """Return, with a front end, the time from a request's arrival in the engine to its first token
-    there."""
+    """Return with a front end the time from arrival in the engine to the first token there."""
     if r.engine_ttft is None:
         return {}
     return describe_ms("engine_ttft", r.engine_ttft[done], percentiles)

@@ -34,8 +34,7 @@ def job_completion(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def describe_jobs(requests: pd.DataFrame, percentiles: Sequence[float] = ()) -> dict | None:
-    """Return `applications` of summary.json, with these percentiles besides p90 and p99; None
-    without groups."""
+    """Return `applications` of summary.json, with further percentiles; None without groups."""
     members = _applications(requests)
     if len(members) == 0:
         return None

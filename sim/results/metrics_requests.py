@@ -186,8 +186,7 @@ def largest(part: Part, begin: int, end: int) -> float:
 
 
 def counted_order(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return int64[m] that sorts `values` ascending, without count 0. Raises ValueError: negative
-    count."""
+    """Return int64[m] that sorts `values`, without count 0. Raises ValueError: negative count."""
     if len(counts) and counts.min() < 0:
         raise ValueError("a count below zero")
     order = np.argsort(values, kind="stable")

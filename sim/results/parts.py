@@ -32,8 +32,7 @@ def by_parts(
 
 
 def ratio(parts: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Return (kept / due over all parts, half width of its 95 % interval; infinite for a single
-    part)."""
+    """Return (kept / due over all parts, half width of its 95 % interval; inf for one part)."""
     due, kept = sum(n for n, _ in parts), sum(k for _, k in parts)
     share, count = kept / due, len(parts)
     if count < 2:

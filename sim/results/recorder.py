@@ -33,8 +33,7 @@ _OUTCOMES = np.array([None, *OUTCOMES], dtype=object)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An engine's load at `at_s` (seconds): requests with and without KV on the device, used KV
-    blocks, and all KV blocks."""
+    """Load at `at_s` (seconds): requests with and without KV on the device; KV blocks used, all."""
 
     at_s: float
     running: int
@@ -44,8 +43,7 @@ class Load:
 
 
 class StepRecorder:
-    """Record steps and inter-token gaps of one replica. timed: also keep gap times, for
-    `gap_pools`."""
+    """Record a replica's steps and gaps. timed: keep gap times, for `gap_pools`."""
 
     def __init__(self, replica: int = 0, timed: bool = False) -> None:
         self.replica = replica

@@ -90,8 +90,7 @@ class Routing:
 
 
 class RoutingWriter:
-    """Write a record while the router runs. Closing moves the record to `path`; otherwise it is
-    deleted. Raises OSError."""
+    """Write a record while the router runs; `path` appears when it is closed. Raises OSError."""
 
     def __init__(self, path: Path, router: str, profile: str | None, workers: list[str]) -> None:
         self._whole: AbstractContextManager[Path] = whole_file(path)

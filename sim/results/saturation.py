@@ -105,8 +105,7 @@ def _bounded_spread(held: np.ndarray) -> float:
 def _of_growth(
     arrival: np.ndarray, ended: np.ndarray, lost: np.ndarray, begin_s: float, end_s: float
 ) -> Saturation:
-    """Judge by the growth of the system's requests from begin_s to end_s. ended: infinite if a
-    request has not ended."""
+    """Judge by the growth of the system's requests from begin_s to end_s. ended: inf if not."""
     edges = np.linspace(begin_s, end_s, PARTS + 1)
     came = np.searchsorted(np.sort(arrival), edges, "right")
     held = came - np.searchsorted(np.sort(ended), edges, "right")

@@ -320,8 +320,7 @@ def is_frame(held: object) -> bool:
 
 
 class Spread:
-    """A field of RunRows for a recorded table, which becomes a frame on demand. optional: default
-    None."""
+    """A field of RunRows for a table that becomes a frame on demand. optional: default None."""
 
     def __init__(self, optional: bool = False) -> None:
         self._optional = optional

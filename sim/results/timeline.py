@@ -300,8 +300,7 @@ def _kind(prefills: int, decodes: int) -> str:
 
 
 def _pid(replica: int) -> int:
-    """Return a process id: viewers take 0 for the idle task. Requests without a replica stay with
-    the router."""
+    """Return a process id (0 is the idle task). Requests without a replica: the router's."""
     return ROUTER if replica < 0 else replica + 1
 
 

@@ -70,8 +70,7 @@ def _from_2(stored: Stored) -> Stored:
 
 
 def with_load(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings of a run before version 3: by default, named traces ran at 70 % of the
-    estimated capacity."""
+    """Convert settings before version 3: named traces then ran at 70 % of the capacity."""
     silent = all(settings.get(name) is None for name in ("load", "rate", "rate_scale"))
     trace = str(settings.get("trace", "mooncake"))
     if silent and (is_synthetic(trace) or resolve_name(trace)):

@@ -64,8 +64,8 @@ def options() -> dict[str, Option]:
 
 @dataclass
 class Given:
-    """What a command line says. values: by long name, the last of two; order: names as they came;
-    said: the words of each."""
+    """A command line. values: by long name, the last of two; order: of names; said: words of
+    each."""
 
     model: str | None = None
     values: dict[str, Any] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""Which commands of a script are run: the branches that its tests choose, where their values are
-known."""
+"""Which commands of a script run: the branches that tests with known values choose."""
 
 import operator
 import re
@@ -43,8 +42,7 @@ def verdict(words: Sequence[str]) -> bool | None:
 
 @dataclass
 class _Block:
-    """runs: whether the branch under way does; None: not known. done: one before it did, or None if
-    that is not known."""
+    """runs: the branch under way does. done: one before it did. None: not known."""
 
     opened: str
     runs: bool | None
@@ -61,8 +59,8 @@ class Blocks:
     _run: bool | None = True  # the same of the command under way
 
     def see(self, first: str, words: Sequence[str], says: bool, ended: str) -> None:
-        """The next command. first: its first word; says: whether it is more than a sign; ended: the
-        sign that ended it."""
+        """first: the next command's first word; says: it is no mere sign; ended: the sign at its
+        end."""
         if self._asks and self.open and says and first != "then":
             self.open[-1].runs = None  # `[ a ] && [ b ]`
         self._asks = self._asks and not says and first != "then"

@@ -272,8 +272,7 @@ def _of_line(text: str) -> list[Found]:
 
 
 def _of_file(path: Path, text: str, read_named: ReadNamed) -> tuple[list[Found], str, ReadNamed]:
-    """Servers of a file by what it holds; what several of them are called, and where files that it
-    names are."""
+    """Read servers of a file by its content, their names, and the files that it names."""
     where, name = path.name, path.name.lower()
     if "dockerfile" in name or "containerfile" in name:
         return units.dockerfile(text, where), "image", read_named

@@ -1,5 +1,5 @@
-"""A server in vLLM's words: settings out of its command line, environment and place, and what of
-them is simulated."""
+"""A server in vLLM's words: settings of command line, environment and place; which are
+simulated."""
 
 import re
 from dataclasses import dataclass, field
@@ -169,8 +169,7 @@ def server_of(found: Found, where: str, asked: str | None = None) -> Server:
 
 
 def _check_values(given: Given, found: Found, where: str) -> None:
-    """Raises ServeLineError for what is refused, and for a variable without a value that
-    matters."""
+    """Raise ServeLineError for what is refused, or a variable without a needed value."""
     if given.model is not None:
         _check_has_value(given.model, "the model", found, where)
     for name, value in given.values.items():

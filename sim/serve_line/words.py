@@ -1,5 +1,4 @@
-"""Words of a command line that know their line and which variables had no value, and values as vLLM
-reads them."""
+"""Words of a command line, with line and variables without value; values as vLLM reads them."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class ServeLineError(TwinserveError, ValueError):
-    """A server's command line or file that cannot be read as one server. One line: file, line, what
-    is wrong, what to do."""
+    """No server can be read. One line: file, line, what is wrong, what to do."""
 
     def __init__(self, text: str) -> None:
         super().__init__(" ".join(plain(text).split()))

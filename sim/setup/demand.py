@@ -34,8 +34,7 @@ def bounds_of(config: SimulationConfig) -> Bounds:
 
 
 def demand_of(inputs: Inputs) -> Demand:
-    """Return the demand of the listed requests. A later turn or stage counts from the start of its
-    session or application."""
+    """Return the listed requests' demand. Later turns and stages count from their first."""
     workload = inputs.workload
     arrival_s = _known(workload)
     order = np.argsort(arrival_s, kind="stable")

@@ -69,8 +69,7 @@ class StepsOff:
 
 
 def corners(decode: float, prefill: float) -> list[StepsOff]:
-    """Return all combinations of longer and shorter, by these relative errors. An error of 0 is not
-    varied."""
+    """Return all combinations of longer and shorter by these relative errors, 0 not varied."""
 
     def factors(error: float) -> dict[str, float]:
         return (
@@ -151,9 +150,8 @@ def add_error_bars(
     begin: Callable[[str], None] = lambda label: None,
     errors: ExpectedErrors | None = None,
 ) -> None:
-    """Run the corners of `spec`. Add the ranges to the summary of `result` (`error_bars`), and the
-    errors to its run.json. errors: by default the profile's expected errors. Raises as
-    `check_error_bars`."""
+    """Run the corners of `spec`; add ranges (`error_bars`) to the summary, errors to run.json.
+    errors: by default the profile's expected errors. Raises as `check_error_bars`."""
     check_error_bars(inputs)
     most = most_decodes(result.rows.step_columns)
     errors = errors or expected_errors(inputs.hardware.profile, decodes=most)
@@ -228,8 +226,7 @@ def add_beside(
     options: MetricsOptions = PLAIN,
     begin: Callable[[str], None] = lambda label: None,
 ) -> None:
-    """Add `failures.beside` to the summary: the same policy without failures, and with one more
-    replica (of each pool)."""
+    """Add `failures.beside` to the summary: without failures, and with one more replica."""
     found: dict[str, dict[str, Any]] = {}
     runs = {WITHOUT: replace(inputs, failures=None), ONE_MORE: with_one_more(inputs)}
     found["this_run"] = kept(result)

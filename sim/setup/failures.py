@@ -122,9 +122,8 @@ def _row(where: str, number: int, row: Any) -> FaultSettings:
 def resolve_failures(
     config: SimulationConfig, replicas: int, ranks: bool
 ) -> tuple[SimulationConfig, Schedule]:
-    """Return the settings with the file's content instead of its name (for run.json), and the
-    schedule of failures. replicas: of the fleet. ranks: some replicas share experts. Raises
-    SettingsError."""
+    """Return settings with the file's content (for run.json), and the schedule of failures. ranks:
+    some of the fleet's replicas share experts. Raises SettingsError."""
     if ranks:
         raise SettingsError(
             f"{_FLAG if config.mttf is None else '--mttf'}: failures of data-parallel ranks that "

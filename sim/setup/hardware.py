@@ -162,8 +162,7 @@ _SERVER_FLAGS = ("engine_version", "max_num_batched_tokens", "max_num_seqs", "en
 
 
 def _with_memory(profile: Profile, config: SimulationConfig) -> tuple[Profile, tuple[str, ...]]:
-    """Return the profile with the settings' KV memory, and notices. Raises ProfileError if vLLM
-    would not start."""
+    """Return the profile with the settings' KV memory, and notices. Raises ProfileError."""
     notices: tuple[str, ...] = ()
     if config.kv_cache_dtype == "fp8":
         profile = with_fp8_kv(profile)

@@ -212,8 +212,7 @@ def _unserved(config: SimulationConfig) -> tuple[str, ...]:
 
 
 def _noise(pools: Sequence[Pool], hardware: Hardware) -> tuple[str, ...]:
-    """Return notices on cut-short or disturbed measurements behind the profiles, and on memory
-    logs."""
+    """Return notices on partial or disturbed measurements of profiles, and on memory logs."""
     replicas = [pool.hardware for pool in pools] or [hardware]
     used = [one.profile for one in replicas]
     said = {line: None for one in replicas for line in one.notices} | {
@@ -291,8 +290,7 @@ def _learned(
 
 
 def caching_differs(config: SimulationConfig, policies: Sequence[PolicySpec]) -> tuple[str, ...]:
-    """Return a notice if a user's own policy lacks prefix caching by its default, which another
-    policy of the command has."""
+    """Return a notice if only a user's own policy lacks prefix caching, by its default."""
     if config.prefix_caching is not None:
         return ()
     can = [p for p in policies if ledger_class(p.kv or config.kv or p.kv_name).caches_prefixes]
@@ -399,8 +397,8 @@ def resolve_workload(
 def with_objectives(
     workload: Workload, hardware: Hardware, objectives: Sequence[Objective]
 ) -> Workload:
-    """Set objectives for requests without their own. Objectives that grow with the prompt use the
-    step times of `hardware`."""
+    """Set objectives for requests without. hardware: step times, for those that grow with the
+    prompt."""
     for service_class in ("rt", "be"):
         if found := of_class(objectives, service_class):
             workload = _with_objectives(workload, hardware, service_class, found)

@@ -24,8 +24,7 @@ _EXAMPLE = "rt: ttft p90 < 1 s, tpot < 50 ms"
 
 
 def parse_objectives(text: str | None) -> tuple[Objective, ...]:
-    """Return the objectives of `--slo`: empty for "none", the default ones for None. Raises
-    SettingsError."""
+    """Return the objectives of `--slo`; "none": empty, None: the default. Raises SettingsError."""
     if text is not None and re.search(r"[<>:;]", text):
         return _Long(text).objectives()
     short = parse_slo(text)

@@ -66,8 +66,8 @@ def request_seconds(workload: Workload, hardware: Hardware) -> np.ndarray:
 def prompt_seconds(
     prompts: np.ndarray, hardware: Hardware, of_chunk: Callable[[StepComposition], float]
 ) -> np.ndarray:
-    """Return float64[n]: seconds of each prompt's chunks, `of_chunk` each, interpolated between
-    multiples of 256 tokens."""
+    """Return float64[n]: seconds of prompts' chunks, interpolated between multiples of 256
+    tokens."""
     longest = int(prompts.max())
     grid = np.arange(0, _GRID_TOKENS * (math.ceil(longest / _GRID_TOKENS) + 1), _GRID_TOKENS)
     grid[0] = 1

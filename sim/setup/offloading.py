@@ -75,8 +75,7 @@ def chunks_of(config: SimulationConfig, hardware: Hardware, options: OffloadingO
 
 
 def check_offloading(spec: PolicySpec, hardware: Hardware, serves: bool) -> None:
-    """Raise SettingsError for settings that exclude offloading. serves: replicas that serve whole
-    requests."""
+    """Raise SettingsError if offloading is excluded. serves: replicas with whole requests."""
     profile = hardware.profile
     if policy_for("tier", spec.policy) is None:
         raise SettingsError(

@@ -156,8 +156,7 @@ class HandOver:
 
 
 def resolve_hand_over(file: FleetFile, config: SimulationConfig) -> HandOver | None:
-    """Return how KV is handed over, or None if every pool serves whole requests. Raises
-    SettingsError."""
+    """Return how KV is handed over; None: all serve whole requests. Raises SettingsError."""
     settings = file.settings
     if not settings.apart:
         return None

@@ -131,8 +131,7 @@ def _told(run: dict, part: str, name: str) -> Any:
 
 
 def check_policy_file(run: dict) -> None:
-    """Raise SettingsError if the policy's file has changed since the run of run.json; RegistryError
-    if the file is gone."""
+    """Raise SettingsError if run.json's policy file has changed, RegistryError if it is gone."""
     if then := _told(run, "policy", "file_sha256"):
         text = run["config"]["policy"][0]
         _same_file("policy", text, then, file_sha256(parse_policy(text).policy))

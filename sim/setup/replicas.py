@@ -318,8 +318,8 @@ def _for_decode(spec: PolicySpec) -> type[Policy]:
 
 
 def _of_release(spec: PolicySpec, version: str | None) -> PolicySpec:
-    """Return `spec` with the rules of that vLLM version, if the policy has such rules and no option
-    sets them."""
+    """Return `spec` with that vLLM version's rules, if the policy has some and no option sets
+    them."""
     ruled = {} if version is None else options_of_release(spec.policy, version)
     return replace(spec, options=ruled | spec.options) if ruled else spec
 

@@ -86,8 +86,7 @@ _REPORT_STEPS = 16  # engine steps, or runs of identical ones, between two repor
 def simulate(
     config: SimulationConfig, report: Report | None = None, options: MetricsOptions = PLAIN
 ) -> dict[str, RunResult]:
-    """Run every policy of `config` over one request list and return label -> result. Nothing is
-    written."""
+    """Run every policy of `config` over one request list; return label -> result."""
     return {spec.label: result for spec, result in run_each(resolve(config), report, options)}
 
 
@@ -194,8 +193,7 @@ def describe_all(simulation: Simulation, options: MetricsOptions) -> dict:
 
 
 def _check_options(options: MetricsOptions, workload: Workload) -> None:
-    """Check before a run. Raises WorkloadError for a warm-up that leaves no request, SettingsError
-    for too many windows."""
+    """Raise WorkloadError if a warm-up leaves no request, SettingsError for too many windows."""
     arrival = workload.arrival_s
     known = arrival[~np.isnan(arrival)]
     first, last = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
@@ -403,8 +401,7 @@ class Simulation:
 
 
 def effective(inputs: Inputs, spec: PolicySpec) -> SimulationConfig:
-    """Return the settings of `spec`'s run without those that no replica uses. These settings are
-    valid as input."""
+    """Return the settings of `spec`'s run that some replica uses; valid as input."""
     config = inputs.config
     used = [description.spec for description, _ in kinds(inputs, spec)]
     changes: dict = {"policy": (spec.text,)}

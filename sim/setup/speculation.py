@@ -108,8 +108,8 @@ class Speculation(Options):
 
     @property
     def accepted_rates(self) -> list[float]:
-        """Return the share of drafts that are right up to each position; empty for recorded drafts.
-        Raises SettingsError."""
+        """Return the share of right drafts up to each position; empty: recorded. Raises
+        SettingsError."""
         given = [n for n in _ACCEPTANCE if getattr(self, n) is not None]
         if len(given) != 1:
             raise _error(
@@ -234,8 +234,7 @@ def _check_used(options: Speculation) -> None:
 def check_speculation(
     config: SimulationConfig, policies: tuple[PolicySpec, ...], pools: Sequence[Pool] = ()
 ) -> None:
-    """Raise SettingsError for settings that exclude drafts. policies: of the run; a pool may have
-    its own."""
+    """Raise SettingsError if drafts are excluded. policies: of the run; a pool may have its own."""
     for pool in pools:
         try:
             own = policies if pool.spec is None else (pool.spec,)

@@ -137,8 +137,7 @@ def read_grid(texts: Iterable[str]) -> list[Source]:
 
 
 def axis(flag: str, name: str, values: Sequence[Any]) -> Source:
-    """Return a source with one setting, `name`. Raises SettingsError for an unknown setting, or no
-    values."""
+    """Return a source with one setting. Raises SettingsError: unknown setting, or no values."""
     name = _setting(flag, name)
     if not values:
         raise SettingsError(f"{flag} {name}: has no value; write at least one")

@@ -156,15 +156,13 @@ class RayWorkers(Workers):
 
 
 def check_count(name: str, given: int | None) -> None:
-    """Raise SettingsError, with the flag's name, for a number of processes or seeds outside 1 to
-    `MOST`. None: the default."""
+    """Raise SettingsError, with the flag, for a number outside 1 to `MOST`. None: the default."""
     if given is not None and not (isinstance(given, int) and 1 <= given <= MOST):
         raise SettingsError(f"{name} {given}: must be from 1 to {MOST}")
 
 
 def local(workers: int | None, calls: int) -> Workers:
-    """Return an executor for so many calls on this machine. workers: processes; None: one for each
-    core; 1: this one."""
+    """Return an executor for `calls`. workers: processes; None: one a core; 1: this one."""
     workers = min(workers or os.cpu_count() or 1, calls)
     return InThisProcess() if workers < 2 else LocalProcesses(workers)
 

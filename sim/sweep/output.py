@@ -105,8 +105,7 @@ def _copy(run: Run) -> dict[str, Any]:
 
 
 def own_names(runs: Sequence[Run]) -> dict[str, str]:
-    """Return, for policies and routers from files, text -> class name. Omits a kind in which two
-    names would be equal."""
+    """Return text -> class name of policies and routers from files, unless two would be equal."""
     found = {}
     for kind, names in (("policy", POLICIES), ("router", ROUTERS)):
         texts = {text_of(getattr(run.config, kind)) for run in runs}
@@ -134,8 +133,7 @@ def _value(run: Run, name: str) -> Any:
 
 
 def seed_table(frame: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
-    """Return table.csv: every number's mean over seeds, and NAME_ci; for saturation, the number of
-    seeds with each verdict."""
+    """Return table.csv: means over seeds, NAME_ci; of saturation, seeds with each verdict."""
     values = [
         name
         for name in frame.columns
@@ -292,8 +290,7 @@ def print_all(
 
 
 def _notes(frame: pd.DataFrame, table: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield that copies have no interval, and the runs' notices on requests, with a count if not
-    all runs have them."""
+    """Yield a note if copies have no interval, and the runs' notices, with counts if not of all."""
     if COPIES in table and table[COPIES].any():
         yield "", COPIED
     said = frame[NOTICES].fillna("") if NOTICES in frame else ()

@@ -117,8 +117,7 @@ def _content_of(file: Path, size: int, changed_ns: int) -> str:
 
 
 def _own_modules(file: Path, simulator: Sequence[str] = _SIMULATOR) -> list[Path]:
-    """Return `file` and the modules that it imports from the package outside the folders of
-    `simulator`, recursively."""
+    """Return `file` and what it imports from the package, outside `simulator`, recursively."""
     found, todo = set(), [file.resolve()]
     while todo:
         path = todo.pop()

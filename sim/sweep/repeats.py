@@ -63,8 +63,7 @@ def parse_repeat(text: str | None, seeds: int = 1) -> Repeat:
 
 
 def _edges(config: SimulationConfig, count: int) -> list[float]:
-    """Return window edges, seconds of the recording. Raises SettingsError for a trace without a
-    recording."""
+    """Return window edges, seconds of the recording. Raises SettingsError if there is none."""
     if is_synthetic(config.trace) or config.rate is not None:
         raise SettingsError(
             f"--repeat windows={count}: {config.trace} is generated, so other seeds are other "

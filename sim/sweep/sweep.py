@@ -195,8 +195,7 @@ def _lost(error: BaseException) -> str:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Raise SettingsError if another process runs a sweep in this folder. The lock ends with the
-    process."""
+    """Raise SettingsError if another process sweeps in this folder. The lock ends with it."""
     with open(folder / _LOCK, "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,8 +214,7 @@ def digest_of(
     error_bars: bool = False,
     blocks: int = 0,
 ) -> str:
-    """Return a digest of a run's settings, the content of every named file, and its metrics
-    options."""
+    """Return a digest of a run's settings, named files' content, and metrics options."""
     settings = config.model_dump(mode="json")
     if settings["columns"] is None:  # came later: points kept before it was there are found
         del settings["columns"]

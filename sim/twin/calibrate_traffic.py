@@ -77,8 +77,7 @@ def traffic_steps(
 def _steps_of(
     engine: VllmEngine, config: SimulationConfig, number: int, cut: Callable[[], bool]
 ) -> tuple[list[StepSample], float]:
-    """Return the steps of one run (only its first part if it is `cut`), and the seconds between
-    two."""
+    """Return steps of one run (if `cut`, of its first part), and seconds between two."""
     engine.forget_prefixes()
     inputs = resolve(config)
 

@@ -120,8 +120,7 @@ def number(served: Served, metric: str, statistic: str) -> float:
 
 
 def _of_histogram(served: Served, metric: str, statistic: str) -> float:
-    """The mean from the sum; percentiles within a bucket by a straight line, as histogram_quantile
-    of Prometheus has them."""
+    """Return mean and percentiles, linear within a bucket, as Prometheus' histogram_quantile."""
     found = (served.histograms or {}).get(metric)
     if found is None or not found.count:
         return np.nan
@@ -242,6 +241,5 @@ def error(rows: Sequence[Row], run: int) -> float:
 
 
 def tolerance(rows: Sequence[Row]) -> float:
-    """The error up to which a run agrees: the mean spread of repeats, or TOLERANCE if there are
-    none."""
+    """Return the error up to which a run agrees: the repeats' mean spread, else TOLERANCE."""
     return float(np.mean([_allowed(row.spread) for row in latency_rows(rows)] or [TOLERANCE]))

@@ -101,8 +101,7 @@ class _Pool:
 
 @dataclass(slots=True)
 class _Step:
-    """A step that vLLM scheduled. withdrawn: since the one before was; pool: when it begins; None:
-    it has not yet."""
+    """A step that vLLM scheduled. withdrawn: since the one before; pool: when it begins."""
 
     plan: StepPlan
     holding: int

@@ -1,5 +1,4 @@
-"""A run whose steps a live vLLM engine executes: same source, same policy, same ledger, same
-records as a simulation."""
+"""A run whose steps a live vLLM engine executes, otherwise as a simulation."""
 
 import time
 from dataclasses import replace
@@ -70,8 +69,7 @@ def with_drafts(settings: LiveSettings, run: dict) -> LiveSettings:
 
 
 def blocks_of_drafts(speculate: str | None, requests: int, block_tokens: int) -> int:
-    """Return the KV blocks that drafts of so many requests, padding too, can take besides their
-    text."""
+    """Return the most KV blocks that drafts of so many requests take, padding too."""
     if speculate is None:
         return 0
     return requests * -(-parse_speculation(speculate).k // block_tokens)
@@ -217,8 +215,7 @@ class LiveRun(Simulation):
         return {"drafts": {"most": self.live.settings.drafts, "lookup": [shortest, longest]}}
 
     def parted(self) -> str:
-        """One line: the engine's first deviation from the plan, or an incomplete answer; empty if
-        none."""
+        """The first deviation from the plan, or incomplete answer, in a line; empty if none."""
         requests, expected = self.engines[0].core.requests, self.backend.expected
         whole = {
             request.id: expected[request.id] for request in requests if request.end == End.COMPLETED

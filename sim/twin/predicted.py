@@ -235,8 +235,7 @@ def _rows(measured: Sequence[Served], served: Sequence[Served]) -> list[Row]:
 
 
 def _without(said: str, rows: Sequence[Row]) -> str:
-    """The sentence, with the latencies that are not to be believed, as they are off at the measured
-    rate already."""
+    """Return the sentence, with latencies that are off at the measured rate already."""
     if said.startswith(NOT):
         return said
     for metric in ("ttft", "tpot", "e2el"):
@@ -252,8 +251,7 @@ def _without(said: str, rows: Sequence[Row]) -> str:
 def _believed(
     off_by: float, off: str, profile: Profile, predicted: Sequence[RunResult], at: str
 ) -> str:
-    """Whether to believe the prediction, in a sentence. off: what the error at the measured rate is
-    of, in words."""
+    """Return whether to believe the prediction. off: what the measured rate's error is of."""
     run = predicted[0]
     queues = [run_queue(one.summary) for one in predicted]
     over = [queue is not None and queue["verdict"] in OVERLOADED for queue in queues]

@@ -1,5 +1,4 @@
-"""Locked replay: a live engine executes the decisions of a simulated run, step by step, and is
-watched while it does."""
+"""Locked replay: a live engine executes the decisions of a simulated run, step by step."""
 
 from __future__ import annotations
 
@@ -95,8 +94,7 @@ class LockedReplay:
         }
 
     def without_loop(self, loop_s: float) -> LockedReplay:
-        """The same, of a log whose steps hold `loop_s` seconds of our own loop each: a replay
-        times the engine alone."""
+        """Return the same without `loop_s` seconds a step of our own loop: a replay has none."""
         if not loop_s:
             return self
         predicted = self.steps["predicted_s"] - loop_s

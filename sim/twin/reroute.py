@@ -65,8 +65,7 @@ class _AsHeard(FleetView):
 
 
 class _Side:
-    """A router of the simulated fleet, and its inputs. loads: by replica, of its polls in order;
-    more may come."""
+    """A router of the simulated fleet, and its inputs. loads: by replica, in order of polls."""
 
     def __init__(
         self, router: Router, view: FleetView, loads: _Loads, model: StepTimeModel | None

@@ -242,8 +242,7 @@ def _inputs(found: Measurement, given: dict, verb: str) -> Inputs:
 
 
 def _simulated(inputs: Inputs, server: bool, front: Path, until_s: float, terms: Terms) -> Served:
-    """The requests on hardware with these terms, those that arrived until then. front: a file for
-    the front end's."""
+    """Return requests until then on hardware with these terms. front: file for the front end's."""
     if terms.request_s:
         save_front_end(FrontEnd("fitted", terms.request_s, 0.0, 0.0), front)
     changed = on_profile(

@@ -96,8 +96,7 @@ class TooFewRequestsError(ValueError):
 def fit(
     loads: Sequence[Load], names: Sequence[str], report: Callable[[int], None] = lambda n: None
 ) -> Fitted:
-    """names: terms that may be fitted. report: called with the simulations so far. Raises
-    TooFewRequestsError."""
+    """names: terms to fit. report: called with simulations so far. Raises TooFewRequestsError."""
     problem = _Problem(loads, report)
     before = float(np.abs(np.expm1(problem.residuals(AS_IT_IS))).mean())
     active = tuple(names)
@@ -196,8 +195,7 @@ class _Problem:
         return replace(AS_IT_IS, **values)
 
     def start(self, active: Sequence[str]) -> Terms:
-        """The nearest of: the profile as it is; its steps longer by what tokens took longer; and by
-        host time."""
+        """Return the nearest: the profile, its steps longer as tokens were, or with host time."""
         ratio = float(np.exp(-np.median(self.residuals(AS_IT_IS))))
         found = [AS_IT_IS, Terms(decode=ratio, prefill=ratio)]
         if "host_step_s" in active:

@@ -151,8 +151,7 @@ def parts_of(result: RunResult, idle_seats: int) -> Parts:
 def parts_beside(
     simulated: RunResult, live: RunResult, steps: pd.DataFrame, idle_seats: int, loop_s: float = 0.0
 ) -> Parts:
-    """steps: of the live run, as the engine had them (`TimedStep.row`). loop_s: what a simulated
-    step has of our own loop."""
+    """steps: of the live run (`TimedStep.row`). loop_s: of our loop in a simulated step."""
     found = parts_of(live, idle_seats)
     priced, measured = float(steps["predicted_s"].sum()), float(steps["measured_s"].sum())
     simulated_steps = simulated.rows.step_columns

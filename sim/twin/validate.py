@@ -292,8 +292,7 @@ def _by_turns(
     repeats: int,
     limit: TimeLimit,
 ) -> str:
-    """Fill `replays` and `live`. Returns what the time limit left out, or nothing. Raises TimeUp if
-    it left nothing."""
+    """Fill `replays` and `live`. Returns what the limit left out. Raises TimeUp if all."""
     try:
         for _ in range(repeats):
             lock()

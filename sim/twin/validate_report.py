@@ -1,5 +1,4 @@
-"""What a validation leaves behind: one folder with numbers, plots, a page, and the rows of every
-run."""
+"""The folder of a validation: numbers, plots, a page, and the rows of every run."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -223,8 +222,7 @@ def figures(validation: Validation) -> dict[str, bytes]:
 
 
 def step_figure(locked: LockedReplay) -> Figure:
-    """Measured over predicted time of each step of a locked replay, and how the error runs through
-    the replay."""
+    """Measured over predicted time of a locked replay's steps, and the error over the replay."""
     steps = locked.steps[~locked.steps["moved"]]
     if len(steps) > _DRAWN:
         steps = steps.iloc[np.linspace(0, len(steps) - 1, _DRAWN).astype(int)]

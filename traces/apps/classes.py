@@ -69,8 +69,7 @@ class TopicEffects:
 
 
 def draw_text(rng: np.random.Generator, mean_words: int) -> str:
-    """A text of about `mean_words` words: 40 % of them topical, 15 % about the answer's length, 15
-    % about numbers."""
+    """Return about `mean_words` words: 40 % topical, 15 % on the answer's length, 15 % numbers."""
     count = int(np.clip(rng.lognormal(np.log(mean_words), 0.25), 20, 4 * mean_words))
     topics = rng.dirichlet(np.full(len(TOPICS), 0.4))
     thorough, many = rng.random(2)
@@ -116,8 +115,7 @@ Stage = list[tuple[int, int]]  # (prompt tokens, output tokens) of each request
 
 @dataclass(frozen=True)
 class Sample:
-    """One application: its class, its input text, and the requests that it turned out to need,
-    stage by stage."""
+    """An application: class, input text, and the requests that it needed, by stage."""
 
     kind: str
     text: str
@@ -162,8 +160,8 @@ def _equations(d: _Draw) -> list[Stage]:
 
 
 def _facts(d: _Draw) -> list[Stage]:
-    """FV (ReAct): queries (prompts of 360-380 tokens: Fig. 4b), then thoughts, each seeing all
-    before it."""
+    """FV (ReAct): queries (prompts of 360-380 tokens: Fig. 4b), then thoughts that see all
+    before."""
     stages, seen = [[(int(d.rng.integers(360, 381)), d.one(0, 45)[1])]], 380 + d.words
     for _ in range(d.count(3)):
         prompt, output = d.one(seen, 65)
@@ -189,8 +187,7 @@ def _household(d: _Draw) -> list[Stage]:
 
 
 def _knowledge(d: _Draw) -> list[Stage]:
-    """KBQAV (FacTool): claims of an answer, queries for each, a verdict on each from what was
-    found."""
+    """KBQAV (FacTool): claims of an answer, queries for each, a verdict on each."""
     n = d.count(4)
     return [[d.one(340 + d.words, 90)], d.several(n, 280, 35), d.several(n, 760, 70)]
 
@@ -208,8 +205,7 @@ def _samples(d: _Draw) -> list[Stage]:
 
 
 def _summary(d: _Draw) -> list[Stage]:
-    """MRS (LangChain): a summary of every part of a text, then summaries of four summaries, until
-    one is left."""
+    """MRS (LangChain): a summary of every part, then of four summaries, until one is left."""
     stages = [d.several(d.count(140), 1250, 380)]
     while (left := len(stages[-1])) > 1:
         below = stages[-1]
@@ -219,8 +215,7 @@ def _summary(d: _Draw) -> list[Stage]:
 
 
 def _merge(d: _Draw) -> list[Stage]:
-    """DM (Graph of Thoughts): merges, a score for each; the best are merged again, and scored; then
-    the last merge."""
+    """DM (Graph of Thoughts): merges, scores; the best merged again, scored; the last merge."""
     n = d.count(110)
     again = max(1, n // 4)
     first, second = d.several(n, 1150, 520), d.several(again, 1250, 520)
@@ -235,8 +230,7 @@ def _merge(d: _Draw) -> list[Stage]:
 
 @dataclass(frozen=True)
 class AppClass:
-    """size: small, medium or large; words: of a typical input text; graph: stages, given a text's
-    draw."""
+    """size: small, medium or large; words: of a typical input; graph: stages, by a text's draw."""
 
     kind: str
     size: str
@@ -269,8 +263,7 @@ def draw(kind: str, rng: np.random.Generator) -> Sample:
 
 
 def training_samples(kind: str, count: int = 100, seed: int = 0) -> list[Sample]:
-    """Earlier runs of a class, for a demand predictor (Sec. IV-B trains on 100); none of them is in
-    any workload."""
+    """Return earlier runs of a class for a predictor (Sec. IV-B: 100); none is in a workload."""
     key = (_TRAINING, KINDS.index(kind))
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
     return [draw(kind, rng) for _ in range(count)]

@@ -87,8 +87,7 @@ def _rng(seed: int, *key: int) -> np.random.Generator:
 
 
 def _compressed(arrivals_s: np.ndarray, count: int, window_s: float, seed: int) -> np.ndarray:
-    """float64[count]: some of the recorded arrivals, ascending, the whole recording shrunk to the
-    window (seconds)."""
+    """Return float64[count] recorded arrivals, ascending, shrunk to the window (seconds)."""
     if count > len(arrivals_s):
         recorded = f"the {len(arrivals_s)} arrivals of {ARRIVALS}"
         raise WorkloadError(f"{count} applications are more than {recorded}: take fewer")
@@ -99,8 +98,8 @@ def _compressed(arrivals_s: np.ndarray, count: int, window_s: float, seed: int) 
 
 
 def kinds(count: int, seed: int) -> list[str]:
-    """Classes of `count` applications in order of arrival: the shares of sizes as exact as whole
-    numbers allow."""
+    """Return classes of `count` applications by arrival, with sizes' shares as exact as
+    possible."""
     rng = _rng(seed, 1)
     sizes = list(SHARES)
     exact = np.array([SHARES[size] for size in sizes]) * count
@@ -133,8 +132,7 @@ def applications(
 
 
 def from_samples(arrival_s: Sequence[float], samples: Sequence[Sample]) -> Workload:
-    """A workload of given applications: groups `KIND-i`, requests `KIND-i/STAGE.j`. Stages follow
-    each other at once."""
+    """Return a workload: groups `KIND-i`, requests `KIND-i/STAGE.j`, stages without a pause."""
     rows = [
         (
             arrival_s[i] if stage == 0 else np.nan,

@@ -1,5 +1,4 @@
-"""The true demand of a workload, for predictors that are oracles (`predictor=perfect`). No policy
-sees it otherwise."""
+"""A workload's true demand, for oracles (`predictor=perfect`). No policy sees it otherwise."""
 
 import numpy as np
 
@@ -19,8 +18,8 @@ class TrueDemand:
         self._groups = {int(g): part for g, part in zip(groups, parts, strict=True) if g >= 0}
 
     def application(self, group: int) -> np.ndarray | None:
-        """Return int64[n, 2]: prompt and output tokens of all requests of a group; None if there is
-        no such group."""
+        """Return int64[n, 2]: prompt and output tokens of a group's requests; None: no such
+        group."""
         return self._groups.get(group)
 
     def output_tokens(self, request_id: str) -> int | None:

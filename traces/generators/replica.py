@@ -141,8 +141,7 @@ def _match_parents(rows, depth, gap, arrival, blocks):
 
 
 def _grow_tree(n, block, blocks, rows, parent, depth) -> PrefixBlocks:
-    """Ids by construction: those shared with the parent, then new ones; 0 is the first of every
-    row."""
+    """Return ids: those shared with the parent, then new ones; 0 is the first of every row."""
     parent_of, depth_of = np.full(n, -1), np.ones(n, np.int64)
     parent_of[rows], depth_of[rows] = parent, depth
     own: list[np.ndarray] = []

@@ -135,8 +135,7 @@ Rate = tuple[np.ndarray, np.ndarray]
 
 
 def stated(name: str, seed: int = 0) -> Workload:
-    """The workload of a name of one of KINDS. Same name and seed, same workload. Raises
-    WorkloadError."""
+    """Return the workload of a name: equal for equal name and seed. Raises WorkloadError."""
     options = Options(name, "rates" if name.startswith("stages:") else None)
     limit = None
     gaps, sizes, groups = (
@@ -185,8 +184,7 @@ def arrivals(options: Options, rate: Rate, rng: np.random.Generator) -> np.ndarr
 
 
 def _when(counted, times, rates, expected) -> np.ndarray:
-    """When so many requests are expected: the inverse of the rate's integral, which is a parabola
-    within each straight line."""
+    """Return when so many requests are expected: the inverse of the rate's integral."""
     piece = np.clip(np.searchsorted(expected, counted, side="right") - 1, 0, len(times) - 2)
     width = times[piece + 1] - times[piece]
     rest, first = counted - expected[piece], rates[piece]

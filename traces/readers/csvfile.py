@@ -113,8 +113,8 @@ class Table:
         return self.cast(name, "double", "a number")
 
     def loose_numbers(self, name: str) -> Sequence:
-        """A column of numbers: float64 with NaN of empty cells, or a list if there are others:
-        those stay text."""
+        """Return numbers as float64 with NaN for empty cells, or a list with other cells as
+        text."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

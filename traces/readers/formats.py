@@ -233,8 +233,7 @@ def _check_options(options: ReadOptions, name: str, path: str) -> None:
 def read_measurement(
     path: str | Path, format: str | None = None, options: ReadOptions = ReadOptions()
 ) -> Measurement:
-    """What a file says of requests that were served. Raises WorkloadError, also for files that say
-    only what was asked for."""
+    """Read a file's served requests. Raises WorkloadError, also if it has only what was asked."""
     data = _content(path)
     name = format or _detected(data, str(path), options)
     own = None if name in READERS else own_reader(name)

@@ -102,8 +102,7 @@ def reason(error: Exception) -> str:
 
 
 def column(rows: Objects, *names: str) -> list | None:
-    """Return a field's values under any of its names; None for a row without it, or for all
-    rows."""
+    """Return a field's values under any of its names; None: not in a row, or in no row."""
     values: list | None = None
     for name in names:
         if name not in rows.names:

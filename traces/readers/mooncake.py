@@ -197,8 +197,7 @@ def _times(
     stage: np.ndarray,
     notices: list[str],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return arrival and delay in seconds; NaN and a delay if a row waits for the stage before
-    it."""
+    """Return arrival and delay in seconds; arrival NaN: the row waits for the stage before."""
     to_seconds = float if options.time_unit == "s" else seconds
     limit = MAX_SECONDS if options.time_unit == "s" else MAX_SECONDS * 1000
     n = len(rows)

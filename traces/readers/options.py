@@ -1,5 +1,4 @@
-"""A reader's options besides the file's own content; and readers of other packages, and of files of
-their own."""
+"""A reader's options, and readers of other packages and of files of their own."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -93,8 +93,7 @@ def path_of(path: str | Path) -> Path:
 
 
 def load(path: str | Path) -> Meta | None:
-    """The sidecar of a trace file, None if it has none of ours; WorkloadError if it is broken, or
-    of a later version."""
+    """Return a trace file's sidecar, None without one of ours; WorkloadError: broken, or later."""
     beside = path_of(path)
     try:
         text = beside.read_text(encoding="utf-8")

@@ -25,8 +25,7 @@ ENDS = {"successful": "", "incomplete": "incomplete", "errored": "errored"}
 
 
 def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measurement:
-    """The measurement in a report of one benchmark, or in that which is chosen. Raises
-    WorkloadError."""
+    """Return the measurement of a report's only or chosen benchmark. Raises WorkloadError."""
     content = document(data, path, "write each into its own file")
     benchmarks = content.get("benchmarks")
     if type(benchmarks) is not list or not benchmarks:

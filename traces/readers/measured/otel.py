@@ -119,8 +119,7 @@ def read(data: bytes, path: str, options: ReadOptions = ReadOptions()) -> Measur
 
 
 def _outermost(spans: list[Span]) -> list[Span]:
-    """Without those directly within another of them: a gateway's and a client's span of one
-    request."""
+    """Return spans that are not directly within another: gateway's and client's of one request."""
     ids = {str(span.own) for span in spans if span.own}
     return [span for span in spans if not span.outer or str(span.outer) not in ids]
 
