@@ -105,8 +105,7 @@ class RecordedAcceptance:
         self._found[self.key(request_id), position] = drafts
 
     def right(self, keys: np.ndarray, positions: np.ndarray, drafts: np.ndarray) -> np.ndarray:
-        """int64[n], as `Acceptance.right`. Raises DraftsPartedError where other drafts were
-        verified there."""
+        """Return as `Acceptance.right`. Raises DraftsPartedError for other drafts than recorded."""
         found = np.zeros(len(keys), np.int64)
         places = zip(keys.tolist(), positions.tolist(), drafts.tolist(), strict=True)
         for i, (key, position, wanted) in enumerate(places):

@@ -1,5 +1,4 @@
-"""The interface between an engine's loop and what executes its plans: simulated hardware or a live
-engine."""
+"""The interface between an engine's loop and what executes plans: simulation or a live engine."""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ def count(counts: Counts, kind: str, target: Place, size: float) -> None:
 
 
 def not_made(counts: Mapping, physical: bool) -> Counts:
-    """Return those of `counts` that a live engine did not make. physical: it has the ledger's own
-    layout."""
+    """Return the moves that a live engine did not make. physical: it has the ledger's layout."""
     return {} if physical else {kind: counts[kind] for kind in (LAYERS, PARTS) if kind in counts}
 
 

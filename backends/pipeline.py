@@ -1,5 +1,4 @@
-"""Pipeline stages: a batch goes through them one after another, and each works on one batch at a
-time."""
+"""Pipeline stages: a batch goes through one after another, and each works on one at a time."""
 
 from __future__ import annotations
 

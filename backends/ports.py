@@ -75,8 +75,7 @@ class Port:
             transfer.lost = True
 
     def settle(self, now: float) -> None:
-        """Count what has landed by `now`, and what would have and was lost. Time does not go
-        back."""
+        """Count what has landed, or was lost, by `now`. Time does not go back."""
         while self._under_way and self._under_way[0][0] <= now:
             transfer = heappop(self._under_way)[2]
             if transfer.lost:

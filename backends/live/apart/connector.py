@@ -114,8 +114,7 @@ class ApartConnector(Connector):
             self._beat(first=len(self._awaited) == 1)
 
     def _beat(self, first: bool = True) -> None:
-        """One for all that is waited for, a sixth of the lease after the last one; what comes in
-        between waits for that."""
+        """One for all that is waited for, a sixth of the lease after the last one."""
         now = self.clock()
         if first and self._awaited and now - self._last_beat_s >= self._lease_s / 6:
             self._last_beat_s = now
@@ -227,8 +226,7 @@ class ApartConnector(Connector):
         return table
 
     def land(self, request: str) -> bool:
-        """Wait for the copy of a load, which then has ended for the engines. Returns whether all of
-        it arrived."""
+        """Wait for the copy of a load, which then has ended. Returns whether all arrived."""
         fetch, copy = self._copies.pop(request)
         whole = copy.result()
         if not whole:

@@ -40,8 +40,7 @@ def shared_folder() -> Iterator[str]:
 
 
 def take_away_old(place: Path) -> None:
-    """Remove folders in `place` of runs that have ended. A folder without a lock belongs to a run
-    that has just begun."""
+    """Remove folders in `place` of ended runs. One without a lock has just begun."""
     for lock in place.glob(f"{_BEGINS}*/{_LOCK}"):
         try:
             with lock.open("r+") as file:

@@ -1,2 +1,1 @@
-"""Paged attention over KV blocks that two requests may share: one fills a block's slots from the
-left, one from the right."""
+"""Paged attention over KV blocks that two requests may share, one filling each from either end."""

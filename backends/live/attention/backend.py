@@ -76,8 +76,7 @@ class BidirectionalBackend(AttentionBackend):
 
 @dataclass
 class BidirectionalMetadata:
-    """One step. tokens: new ones in the batch. On a CPU `plan`, else `batch` (a `launch.Batch`)
-    says what to do."""
+    """One step. tokens: new ones in the batch. On a CPU `plan`, else `batch` is set."""
 
     tokens: int
     plan: vectorised.Plan | None = None
@@ -211,8 +210,7 @@ class BidirectionalImpl(AttentionImpl):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store the new tokens' keys and values, then write their attention into `output` [tokens,
-        heads, head_size]."""
+        """Store the new tokens' KV, write attention into `output` [tokens, heads, head_size]."""
         if attn_metadata is None:
             return output.fill_(0)  # memory is being measured
         if kv_cache is not self._cache:

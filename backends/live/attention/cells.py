@@ -12,8 +12,7 @@ from twinserve.backends.live.attention.slots import block_of, cell_of, first_pos
 
 
 class CellCounts:
-    """tensor: int32[2 * num_blocks] on the worker's device, by cell (see `slots`); all open at
-    first."""
+    """tensor: int32[2 * num_blocks] on the worker's device, by cell (`slots`); first all open."""
 
     def __init__(self, num_blocks: int, block_tokens: int, device: torch.device) -> None:
         self.num_blocks, self.block_tokens = num_blocks, block_tokens
@@ -53,8 +52,7 @@ _BY_DEVICE: dict[torch.device, CellCounts] = {}
 
 
 def of_device(num_blocks: int, block_tokens: int, device: torch.device) -> CellCounts:
-    """The counts of the engine on `device`; a new one, all open, when the cache has another size
-    than before."""
+    """Return the counts of the engine on `device`; new ones, all open, for another cache size."""
     known = _BY_DEVICE.get(device)
     if known is None or (known.num_blocks, known.block_tokens) != (num_blocks, block_tokens):
         known = _BY_DEVICE[device] = CellCounts(num_blocks, block_tokens, device)

@@ -1,5 +1,4 @@
-"""Run the Triton kernels on a batch: on a GPU, or on a CPU where TRITON_INTERPRET=1 was set before
-Triton was imported."""
+"""Run the Triton kernels on a batch: on a GPU, or on a CPU with TRITON_INTERPRET=1 set before."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,8 +56,7 @@ def _processors(device: torch.device) -> int:
 
 
 def splits_for(decodes: int, kv_heads: int, longest: int, device: torch.device) -> int:
-    """Splits that give every processor about two programs, each with two tiles or more to read.
-    `longest` in tokens."""
+    """Return splits for two programs a processor, of two tiles or more. `longest` in tokens."""
     programs = max(1, decodes * kv_heads)
     wanted = min(2 * _processors(device) // programs, longest // (2 * DECODE.tile), _MAX_SPLITS)
     return 1 << max(0, wanted.bit_length() - 1)
@@ -191,8 +189,7 @@ def _parts(
 def store(
     key: torch.Tensor, value: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: Batch
 ) -> None:
-    """Write the new tokens' key and value [tokens or more, kv_heads, head_size] into the cache
-    `keys`, `values`."""
+    """Write new tokens' key and value [tokens or more, kv_heads, head_size] into the cache."""
     rows, width = batch.table.shape
     first = batch.first if batch.first is not None else batch.table
     kv_heads, head = key.shape[1:]

@@ -1,5 +1,4 @@
-"""Paged attention slot by slot in plain PyTorch: what the kernels must compute. For tests, not for
-speed."""
+"""Paged attention slot by slot in plain PyTorch: what the kernels must compute. For tests."""
 
 import torch
 

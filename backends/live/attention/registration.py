@@ -13,8 +13,7 @@ WORKER_EXTENSION = f"{__package__}.worker.AttentionExtension"
 
 
 def _place():
-    """The name under which the platform looks for its backend: a CPU engine takes CPU_ATTN whatever
-    one asks for."""
+    """Return the platform's name for its backend: a CPU engine always takes CPU_ATTN."""
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -31,8 +30,7 @@ def _forget_choices() -> None:
 
 
 def register() -> None:
-    """Engines that are built in this process from now on use the backend (on a GPU: those that ask
-    for BACKEND_NAME)."""
+    """Engines built in this process now use the backend (on a GPU: if asked for BACKEND_NAME)."""
     from vllm.v1.attention.backends.registry import register_backend
 
     register_backend(_place(), _BACKEND)

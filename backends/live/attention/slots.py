@@ -46,8 +46,7 @@ def is_backward(entries):
 
 
 def cell_of(entries, num_blocks: int):
-    """The cells of `entries` (arrays or tensors), of 2 * num_blocks; an entry without meaning
-    yields some cell."""
+    """Return cells, of 2 * num_blocks (arrays or tensors); of a meaningless entry some cell."""
     return block_of(entries).clip(max=num_blocks - 1) + num_blocks * is_backward(entries)
 
 

@@ -24,8 +24,7 @@ NOTHING = tl.constexpr(float("-inf"))
 
 @triton.jit
 def _first_above(values, count, limit):
-    """Index of the first of `count` ascending values greater than `limit`; count if there is
-    none."""
+    """Index of the first of `count` ascending values above `limit`; count if there is none."""
     low = count * 0
     high = count
     while low < high:
@@ -260,8 +259,7 @@ def join_splits(
     out, part_total, part_weight, part_top, query_start, stride_ot, stride_oh, HEAD: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Put the splits of `decode` together. Grid: (sequences, heads). An empty split has top -inf
-    and weighs nothing."""
+    """Join the splits of `decode`. Grid: (sequences, heads). An empty split has top -inf."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     start = tl.load(query_start + row)
@@ -286,8 +284,7 @@ def store(
     stride_vs, stride_vh, stride_table, stride_first, HEADS: tl.constexpr, HEADS_UP: tl.constexpr,
     HEAD: tl.constexpr, BLOCK: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """Write new keys and values to their slots. Grid: (tokens,); tokens beyond the last sequence
-    only pad the batch."""
+    """Write new keys and values. Grid: (tokens,); those beyond the last sequence only pad."""
     token = tl.program_id(0)
     if token >= tl.load(query_start + sequences):
         return

@@ -1,5 +1,4 @@
-"""The same attention with whole-tensor PyTorch operations: for the CPU engine, whose steps take
-milliseconds."""
+"""The same attention with whole-tensor PyTorch operations, for the CPU engine."""
 
 from dataclasses import dataclass
 
@@ -12,8 +11,7 @@ from twinserve.backends.live.attention.slots import slot_mapping, tokens_of_batc
 
 @dataclass(frozen=True)
 class Span:
-    """A sequence with several new tokens: their place in the batch, all its slots, and which token
-    sees which."""
+    """A sequence with several new tokens: their place in the batch, its slots, who sees what."""
 
     begin: int
     end: int
@@ -77,8 +75,7 @@ def plan(table, seq_lens, query_start, block_tokens: int, first=None) -> Plan:
 
 
 def attend(out, query, keys, values, step: Plan, scale: float) -> None:
-    """Write the attention of all new tokens into `out` [t, heads, head_size]; the new tokens are
-    stored already."""
+    """Write new tokens' attention into `out` [t, heads, head_size]; they are stored already."""
     block_tokens = keys.shape[1]
 
     def read(cache, slots):

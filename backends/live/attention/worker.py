@@ -1,5 +1,4 @@
-"""For vLLM's `worker_extension_cls`: importing this module registers the backend in the worker's
-process. Imports vLLM."""
+"""For vLLM's `worker_extension_cls`: registers the backend when imported. Imports vLLM."""
 
 from twinserve.backends.live.attention import cells
 from twinserve.backends.live.attention.registration import register
@@ -11,8 +10,7 @@ class AttentionExtension:
     """Methods of the worker, for `collective_rpc`."""
 
     def twinserve_set_counts(self, entries: list[int], counts: list[int]) -> None:
-        """See `cells.CellCounts.set`. Raises ValueError if the engine was not set up for blocks
-        that are left early."""
+        """See `cells.CellCounts.set`. Raises ValueError if no blocks are left early here."""
         from twinserve.backends.live.attention.backend import PARTIAL_BLOCKS
 
         config = self.vllm_config

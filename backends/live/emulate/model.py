@@ -71,8 +71,7 @@ def write_tokenizer(folder: Path) -> int:
 
 
 def one_token_words(folder: Path) -> list[str]:
-    """Return words with a space before them, each one token of the folder's tokenizer, also within
-    a text of such words."""
+    """Return words that, with a space before, are one token each, also within such a text."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     found = (re.fullmatch("\u0120([a-z]+)", token) for token in sorted(tokenizer["model"]["vocab"]))
     return [f" {word[1]}" for word in found if word]  # a byte-level tokenizer writes a space so

@@ -1,5 +1,4 @@
-"""Start `vllm serve` on an emulated GPU: what can be known before is checked, then this process
-becomes it."""
+"""Check what can be known, then become `vllm serve` on an emulated GPU."""
 
 import json
 import os

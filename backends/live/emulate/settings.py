@@ -1,5 +1,4 @@
-"""The emulated GPU's settings for the engine's processes: a key of vLLM's --additional-config.
-Imports no vLLM."""
+"""The emulated GPU's settings, a key of vLLM's --additional-config. Imports no vLLM."""
 
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,7 @@ class Emulated(BaseModel):
 
 
 def emulated(config: SimulationConfig, hardware: Hardware, named_tokens: bool = False) -> Emulated:
-    """Return the GPU of a run's settings. LiveEngineError, one line, for hardware that one emulated
-    worker cannot stand for."""
+    """Return the GPU of a run's settings. Raises LiveEngineError if one worker cannot be it."""
     profile = hardware.profile
     for name, size in (("pipeline stages", profile.pp), ("data-parallel ranks", profile.dp)):
         if size > 1:
@@ -73,8 +71,7 @@ def with_absolute_path(profile: str) -> str:
 
 
 def read_emulated(additional_config: dict | None) -> Emulated:
-    """Return the GPU from the worker's configuration. LiveEngineError if the worker was started
-    otherwise."""
+    """Return the GPU of the worker's configuration. Raises LiveEngineError if there is none."""
     given = (additional_config or {}).get(KEY)
     try:
         return Emulated.model_validate(given)

@@ -1,5 +1,4 @@
-"""The live backend: executes a plan by having a vLLM engine do it, and measures how long that
-takes."""
+"""The live backend: has a vLLM engine execute plans, and measures how long that takes."""
 
 import time
 from dataclasses import dataclass, replace
@@ -131,8 +130,7 @@ class LiveBackend(Backend):
     def execute(
         self, plan: StepPlan, emitting: np.ndarray, now: float, overhead_s: float = 0.0
     ) -> Executed:
-        """Run `plan` on the engine. `emitting`: bool[n]. `overhead_s` counts only without a wall
-        clock."""
+        """Run `plan` on the engine. `emitting`: bool[n]. `overhead_s`: only without wall clock."""
         ids = self.requests.ids
         planned = self._on_engine.of_plan(plan)
         if self.memory is not None:

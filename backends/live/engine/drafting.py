@@ -30,8 +30,7 @@ class DraftingLiveBackend(LiveBackend):
         self._verifies = twin.verify
 
     def verified(self, granted: np.ndarray, rows: np.ndarray, answer: StepAnswer) -> Verified:
-        """Raises LiveEngineError if the engine verified other drafts than planned, or gave other
-        tokens than are booked."""
+        """Raise LiveEngineError for other drafts than planned, or other tokens than booked."""
         names = [self.requests.ids[row] for row in rows.tolist()]
         scheduled = answer.scheduled
         drafts = {} if scheduled is None else scheduled.drafts

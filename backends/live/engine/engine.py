@@ -311,8 +311,8 @@ class VllmEngine:
 
     @property
     def on_one_core(self) -> bool:
-        """Whether the calling thread does all of a step: while it is off its core, others have
-        that."""
+        """Whether the calling thread does all of a step, so that others have its core if it is
+        off."""
         import torch
 
         return self.settings.threads == 1 and not torch.cuda.is_available()
@@ -391,8 +391,7 @@ class VllmEngine:
         self._client.abort_requests([request_id])
 
     def step(self, planned: PlannedStep) -> StepAnswer:
-        """Execute `planned`: schedule, forward pass, sampling. Raises LiveEngineError if the
-        engine fails."""
+        """Schedule, run and sample `planned`. Raises LiveEngineError if the engine fails."""
         self.scheduler.planned = planned
         try:
             outputs = self._client.get_output().outputs

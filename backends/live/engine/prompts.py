@@ -1,5 +1,4 @@
-"""Token ids for requests of which only lengths and prefix block ids are known: equal ids give equal
-text."""
+"""Token ids of requests with known lengths and prefix block ids: equal ids give equal text."""
 
 import hashlib
 
@@ -7,8 +6,7 @@ import numpy as np
 
 
 class PromptTexts:
-    """vocab: token ids are drawn from [1, vocab), uniformly, so that no two blocks of different
-    content are alike."""
+    """vocab: token ids are drawn uniformly from [1, vocab), so that different blocks differ."""
 
     def __init__(self, vocab: int, block_tokens: int, seed: int = 0) -> None:
         if vocab < 2 or block_tokens < 1:

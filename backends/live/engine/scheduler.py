@@ -96,8 +96,7 @@ class Steering:
         return output
 
     def _show(self, requests: list) -> dict:
-        """They wait, in this order, and no other request. Returns the queues there were, by
-        name."""
+        """Only these wait, in this order. Returns the queues there were, by name."""
         names = (*self._others, "waiting")
         queues = {name: getattr(self, name) for name in names}
         for name in names:
@@ -162,8 +161,7 @@ class Steering:
         super()._preempt_request(request, *args, **kwargs)
 
     def _truncate_hits(self) -> None:
-        """A physical pool that is larger than the ledger's keeps prefixes that the ledger has given
-        up."""
+        """A pool that is larger than the ledger's keeps prefixes that the ledger gave up."""
         manager = self.kv_cache_manager
         lookup = manager.get_computed_blocks
 

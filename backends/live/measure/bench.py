@@ -121,8 +121,8 @@ class Bench:
         return name
 
     def hold(self, contexts: list[int], room: int) -> list[str]:
-        """Requests with their first token, and `contexts` resident tokens each; they may decode
-        `room` - 1 more."""
+        """Requests with a first token and `contexts` tokens each; they may decode `room` - 1
+        more."""
         names = [self.submit(context, room) for context in contexts]
         hits = (
             {name: self.whole_blocks(c - 1) for name, c in zip(names, contexts, strict=True)}
@@ -155,8 +155,7 @@ class Bench:
 
     # -- steps -------------------------------------------------------------------------------------
     def step(self, grants: dict[str, int], hits: dict[str, int] | None = None, **moves) -> Timing:
-        """One step. hits: uncomputed prefix tokens of those that join. moves: preempted, swapped_in
-        of PlannedStep."""
+        """One step. hits: uncomputed prefix tokens of joiners. moves: as of PlannedStep."""
         hits = {name: tokens for name, tokens in (hits or {}).items() if tokens}
         for name, tokens in hits.items():
             self._held[name].computed = tokens

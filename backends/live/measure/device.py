@@ -1,5 +1,4 @@
-"""What the engine runs on: names and versions, and rates of the bare device for machines that no
-catalogue has."""
+"""What the engine runs on: names and versions, and rates of a device that no catalogue has."""
 
 import os
 import platform

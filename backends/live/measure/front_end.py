@@ -121,8 +121,7 @@ def _start(folder: Path, tokenizer: Path | None, longest: int, stamps: Path) -> 
 
 
 def _exchange(stamped: dict, seen: RequestFuncOutput) -> Exchange:
-    """What the engine noted and what the client saw of one request. Both clocks are CLOCK_MONOTONIC
-    (Linux)."""
+    """What engine and client saw of one request, both by CLOCK_MONOTONIC (Linux)."""
     sent_s = seen.start_time
     times = sent_s + np.cumsum([seen.ttft, *seen.itl])
     prompt, queued_s, tokens_s = (stamped[k] for k in ("prompt_tokens", "queued_s", "tokens_s"))

@@ -209,8 +209,7 @@ class _Run:
         return [*ladders[:: max(len(ladders) - 1, 1)], *prompts[:: max(len(prompts) - 1, 1)]]
 
     def _first_items(self) -> Items | None:
-        """Return the first round's items in random order. If a limit may end it, items that every
-        table needs come first."""
+        """Return the first round's items in random order; with a limit, needed ones first."""
         if self.effort.whole_round:
             return None
         least = self._least()
@@ -264,8 +263,7 @@ class _Run:
     def _round(
         self, number: int, items: Items | None = None, ended: Callable[[], bool] = lambda: False
     ) -> bool:
-        """One pass over all points in random order, or over `items` in theirs. False: it was
-        `ended` before that."""
+        """Pass over all points in random order, or over `items`. False: it `ended` before."""
         rng = np.random.default_rng([self.seed, number])
         if items is None:
             items = [self.items[i] for i in rng.permutation(len(self.items)).tolist()]
@@ -336,8 +334,7 @@ class _Run:
     def _join(
         self, decodes: dict[str, int], prefills: list[tuple[int, int]]
     ) -> tuple[list[str], Timing]:
-        """Prefills (new, resident) join `decodes` for one step. Prefixes are adopted, or computed
-        in steps before."""
+        """Prefills (new, resident) join `decodes` for a step. Prefixes are adopted or computed."""
         bench, names, grants, hits = self.bench, [], {}, {}
         for new, resident in prefills:
             name = bench.submit(new + resident)
@@ -370,7 +367,7 @@ class _Run:
 
     # -- swapping ----------------------------------------------------------------------------------
     def _swap(self) -> None:
-        """KV of one request out and back, n blocks at a time. What goes wrong here costs only this
+        """Move KV of one request out and back, n blocks at a time. An error costs only this
         part."""
         bench = self.bench
         self.swap_note = "no transfer was made in time"

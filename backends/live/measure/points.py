@@ -1,5 +1,4 @@
-"""Which steps a calibration measures: points, made from the engine's limits by powers of two, and a
-few at random."""
+"""Which steps a calibration measures: powers of two up to the engine's limits, some at random."""
 
 from dataclasses import dataclass, field
 
@@ -14,8 +13,7 @@ _DRAWS = 200
 
 @dataclass(frozen=True)
 class Limits:
-    """Of the engine: requests a step, tokens a step, tokens a request, tokens of all KV blocks,
-    tokens a block."""
+    """Most requests and tokens a step, tokens a request, of all KV blocks, a block."""
 
     max_num_seqs: int
     max_step_tokens: int

@@ -42,8 +42,7 @@ class MeasuringScheduler(SteeredScheduler):
         manager.get_computed_blocks = adopted
 
     def _adoptable(self):
-        """The pool's free blocks, next to be used first. vLLM takes those that are adopted off the
-        list."""
+        """Return free blocks, next to be used first. vLLM takes adopted ones off the list."""
         queue = self.kv_cache_manager.block_pool.free_block_queue
         block, tail = queue.fake_free_list_head.next_free_block, queue.fake_free_list_tail
         while block is not None and block is not tail:

@@ -140,8 +140,7 @@ class LayerMemory:
             self._stages.append(stage)
 
     def step(self, plan: StepPlan) -> LayerLayout:
-        """Return the layout that `plan` needs. New tokens of its requests count as written from
-        here on."""
+        """Return the layout for `plan`. New tokens count as written from here on."""
         self.follow(plan.moves)
         stages, self._stages = self._stages, []
         streams: dict[int, Orders] = {}
@@ -166,8 +165,7 @@ class LayerMemory:
         return self.ledger.table.ids[row]
 
     def _forget_who_left(self) -> None:
-        """Rows that ended, or begin anew: their pages are the ledger's to give away, their host
-        cells are free."""
+        """Rows that ended or begin anew: their pages and host cells are free."""
         computed = self.ledger.table.computed_tokens
         for row, held in list(self._rows.items()):
             if not self.ledger.holds(row) or computed[row] < held.written:

@@ -109,8 +109,7 @@ class PhysicalMemory:
             self._stages.append(stage)
 
     def step(self, plan: StepPlan) -> Layout:
-        """Return the layout that `plan` needs. New tokens of its requests count as written from
-        here on."""
+        """Return the layout for `plan`. New tokens count as written from here on."""
         self.follow(plan.moves)
         stages, self._stages = tuple(self._stages), []
         tables = {}
@@ -143,8 +142,7 @@ class PhysicalMemory:
     def _sync_host(
         self, stage: SlotStage, leaving: list[tuple[int, np.ndarray, np.ndarray]]
     ) -> None:
-        """Copies that the ledger has given up are forgotten; those it counts must be there or be on
-        their way."""
+        """Forget copies that the ledger gave up; others must be there or on their way."""
         now = self.ledger.host_copies()
         coming = {row: tokens for row, tokens, _ in leaving}
         for row, before in self.host.items():

@@ -90,8 +90,8 @@ class PhysicalScheduler(SteeredScheduler):
             self.connector.tell(entries_of(blocks, backward > 0), counts)
 
     def _send_tables(self, output, tables: dict[str, Table]) -> None:
-        """Give every request in vLLM's SchedulerOutput `output` its table: whole if new or changed,
-        else the added part."""
+        """Give requests in SchedulerOutput `output` tables: whole if new or changed, else what is
+        new."""
         for request in output.scheduled_new_reqs:
             request.block_ids = (self._whole(request.req_id, tables),)
         cached = output.scheduled_cached_reqs

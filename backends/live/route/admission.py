@@ -74,8 +74,7 @@ class Admission:
         return RefusedError(429, "queue_full", said, RETRY_AFTER_S)
 
     def _make_room(self, real_time: bool) -> bool:
-        """Whether one waits less: for a real-time request the last best-effort one goes, which had
-        no worker yet."""
+        """Make room for a real-time request: the last best-effort one without a worker goes."""
         queue = self._queues[False]
         if not real_time or not self._most_waiting:
             return False

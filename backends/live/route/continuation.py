@@ -135,8 +135,8 @@ class Continuation:
         return len(self._generated)
 
     def next(self) -> tuple[str, bytes]:
-        """Return path and body for the next worker. Call it only if `broken` is empty and the
-        answer is not `complete`."""
+        """Return path and body for the next worker. Only if `broken` is empty and not
+        `complete`."""
         del self._generated[self._shown :]
         self._base = len(self._generated)
         self._moved, self.aborted = bool(self._head), False

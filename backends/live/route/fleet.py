@@ -84,8 +84,7 @@ class RoutedFleet:
         return 0 if replica is None else self.view.in_flight[replica]
 
     def came(self, worker: int, memory: KvMemory, load: Load | None = None) -> None:
-        """A worker takes requests from now on. load: its first measurement; None: unknown, so the
-        worker counts as idle."""
+        """A worker takes requests from now on. load: its first; None: it counts as idle."""
         if self.is_up(worker):
             return
         view, replica = self.view, len(self._worker)
@@ -137,8 +136,7 @@ class RoutedFleet:
         return None if replica is None else self._now() - self.view.loads[replica].at_s
 
     def choose(self, request: Request, avoid: Collection[int] = ()) -> int | Verdict:
-        """Return the worker that the router chooses for a request. avoid: workers that get it only
-        if no other is up."""
+        """Return the router's worker for a request. avoid: chosen only if no other is up."""
         view = self.view
         view.now = self._now()
         if not view.up:

@@ -130,8 +130,7 @@ class Front:
         return len(self._under_way)
 
     async def drain(self) -> int:
-        """Take no new requests, and let those under way end within `drain_s`. Returns how many did
-        not."""
+        """Refuse new requests; let others end within `drain_s`. Returns how many did not."""
         self.draining = True
         _log.info("draining: %d requests are under way", len(self._under_way))
         try:

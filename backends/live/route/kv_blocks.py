@@ -129,8 +129,7 @@ class KvBlocks:
 
     @property
     def too_many(self) -> bool:
-        """Return whether there are more blocks than the worker can have: it repeats events, or
-        leaves out removals."""
+        """Return whether there are more blocks than the worker has room for: events are wrong."""
         return self._blocks > self._most
 
     def stored(self, event: BlockStored) -> None:
@@ -238,8 +237,7 @@ class KvStream:
         self.batches = 0
 
     def live(self, message: Message) -> bool:
-        """Take a live message. Returns whether batches before it are missing. Raises
-        UnreadableError."""
+        """Take a live message. Returns whether batches are missing. Raises UnreadableError."""
         number, payload = message
         if number <= self._latest or self._is_another(message):  # a publisher counts upwards
             self._waiting.clear()

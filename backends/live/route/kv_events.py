@@ -94,8 +94,7 @@ class KvEvents:
         self._on_gap(worker, gap)
 
     async def _listen(self, worker: int, stream: KvStream) -> None:
-        """Whatever comes, the next message is listened to: else the router would believe for ever
-        what it heard last."""
+        """Go on after any error: else the router would for ever believe what it heard last."""
         endpoints = self._endpoints[worker]
         with self._context.socket(zmq.SUB) as socket:
             socket.set_hwm(0)  # the publisher has a limit; here memory is

@@ -24,8 +24,7 @@ class KvMemory(NamedTuple):
 
 
 def read_load(text: str, at_s: float, memory: KvMemory) -> Load | None:
-    """Return the load of a worker, over its engines; None if the page does not say. at_s: when it
-    was measured, seconds."""
+    """Return a worker's load over its engines, None if not on the page. at_s: seconds."""
     running, waiting = _values(text, RUNNING), _values(text, WAITING)
     if not running or not waiting:
         return None

@@ -70,8 +70,7 @@ def first_key(block_tokens: int, text: bool = False, adapter: str = "") -> bytes
 
 
 def next_key(before: bytes, block: bytes, more: bytes = b"") -> bytes:
-    """Return the key of the block after the one with key `before`. more: what else distinguishes
-    it."""
+    """Return the key of the block after key `before`. more: what else distinguishes it."""
     return digest(before + block + more)
 
 

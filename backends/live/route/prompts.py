@@ -144,8 +144,7 @@ def is_token(one: Any) -> bool:
 
 
 def _chat(body: Mapping[str, Any]) -> str:
-    """Tools first, then message by message, as templates have them: a conversation begins with
-    what it was a turn ago."""
+    """Return tools, then messages, as templates do: a conversation begins with its last turn."""
     parts = [json.dumps(body["tools"], sort_keys=True)] if body.get("tools") else []
     messages = body["messages"]
     for message in messages if isinstance(messages, list) else []:

@@ -38,8 +38,7 @@ class Tokens:
         self._fleet, self._counters = fleet, counters
 
     async def of(self, body: Mapping[str, Any], headers: CIMultiDict[str]) -> list[int] | None:
-        """headers: for workers; changed here. None if the prompt has token ids already, or no
-        worker answers."""
+        """headers: for workers; changed here. None: token ids are given, or no worker answers."""
         asked = question(body)
         if asked is None or not self._fleet.up:
             return None

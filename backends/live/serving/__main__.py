@@ -14,8 +14,7 @@ from twinserve.backends.live.versions import LiveEngineError, installed_vllm
 
 
 def main() -> None:
-    """Become it. The processes that it starts ask for the package, too, so the folder with the name
-    stays."""
+    """Become it. Its child processes ask for the package too, so the folder stays."""
     try:
         release = installed_vllm()
     except LiveEngineError as error:

@@ -1,5 +1,4 @@
-"""Applications of a server's requests: the policy's facts on them, and which are open. Needs no
-vLLM."""
+"""Applications of requests: the policy's facts on them, and which are open. Needs no vLLM."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ class RequestRules:
 
     @classmethod
     def of(cls, policy: type[Policy], options: Options) -> RequestRules:
-        """Return the rules of a policy. Raises PolicyError if the predictor's training file cannot
-        be read."""
+        """Return a policy's rules. Raises PolicyError if its training file cannot be read."""
         classes = None
         if issubclass(policy, DemandPolicy):
             training = options.training
@@ -163,8 +161,7 @@ class Applications:
         return group
 
     def leave(self, group: int, finished: bool, now: float) -> None:
-        """A request of application `group` ended; finished: with its last token, not because its
-        client hung up."""
+        """A request of application `group` ended; finished: with its last token."""
         known = self._grouped.get(group)
         if known is None:
             return

@@ -1,5 +1,4 @@
-"""What a client needs that runs on the server's own machine, and vLLM's own client in this
-process."""
+"""Clients on the server's own machine, and vLLM's own client in this process."""
 
 import argparse
 import os

@@ -148,8 +148,7 @@ class Clients:
         return OTHERS
 
     def believed(self, given: RequestAttributes, priority: int = 0) -> RequestAttributes:
-        """Return a request's attributes that count. priority: its own, if the attributes name none;
-        the result always has one."""
+        """Return a request's attributes that count, always with a priority. priority: its own."""
         beliefs = self.of(given.client).beliefs
         asked = priority if given.priority is None else given.priority
         least = RequestClass.BEST_EFFORT if beliefs.service_class == "be" else given.service_class
@@ -246,8 +245,7 @@ def _found_by(where: str, settings: ClientsSettings) -> tuple[dict[str, str], di
 
 
 def _said(error: ValidationError) -> str:
-    """The first thing that is wrong, a name that is not there before others: field, what, and what
-    to do."""
+    """Return the first error, unknown names before others: field, what, and what to do."""
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     loc, given = first["loc"], first.get("input")
     path, said = ".".join(map(str, loc)), first["msg"].removeprefix("Value error, ")

@@ -81,8 +81,7 @@ class TextNames:
         self._ledger.table.prefix[row] = None
 
     def disown(self, hashes: Sequence[Hashable]) -> None:
-        """The ledger may have blocks of these texts that were never computed: give the texts other
-        names."""
+        """Give texts other names, if the ledger may have uncomputed blocks of them."""
         for text in hashes:
             self._id_of.pop(text, None)
 

@@ -1,5 +1,4 @@
-"""What our scheduler must know of the vLLM engine it is in, and which engines it cannot
-schedule."""
+"""What our scheduler must know of its vLLM engine, and which engines it cannot schedule."""
 
 from twinserve.backends.live.serving.options import EngineFacts
 from twinserve.backends.live.versions import LiveEngineError

@@ -167,8 +167,7 @@ def build_core(
 
 
 def clients_of(options: ServingOptions, policy: Policy) -> Clients:
-    """Return the server's clients. Raises LiveEngineError with one line, also if the policy cannot
-    serve one of them."""
+    """Return the server's clients. Raises LiveEngineError, also if the policy cannot serve one."""
     try:
         clients = read_clients(options.clients, options.slo_ttft_s, options.slo_tpot_s)
     except SettingsError as error:

@@ -30,8 +30,7 @@ _TOLD = 1000  # characters of a server's log that an error shows
 
 
 def named_vllm(folder: Path) -> Path:
-    """A folder that tells the `vllm` command which vLLM this is: the CPU build goes by another
-    name."""
+    """A folder that names this vLLM for its command: the CPU build has another name."""
     try:
         version("vllm")
     except PackageNotFoundError:
@@ -43,8 +42,7 @@ def named_vllm(folder: Path) -> Path:
 
 
 def end_with_parent(sign: signal.Signals) -> None:
-    """The kernel sends `sign` to this process when the one that started it ends, however that
-    does."""
+    """Have the kernel send `sign` to this process when its parent ends, in whatever way."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, sign)
 
 

@@ -52,8 +52,7 @@ _NAP_S = 0.001  # between two steps of which the first had nothing to do
 
 @dataclass(slots=True)
 class _Plan:
-    """A plan that the engine executes, in one step or in several. drift: counted when it was
-    made."""
+    """A plan that the engine executes in some steps. drift: counted when it was made."""
 
     names: list[str]
     drift: int
@@ -135,8 +134,7 @@ class PolicyScheduling(Steering):
         return time.monotonic() - self._started
 
     def keep_time(self, now: Callable[[], float]) -> None:
-        """From here on `now` is the clock, and arrival times are its own: virtual time, in which
-        nothing is waited for."""
+        """From here on `now` is the clock, also of arrivals: virtual time."""
         self.now = now  # type: ignore[method-assign]
         self._wall_started, self._nap_s = 0.0, 0.0
 
@@ -165,8 +163,7 @@ class PolicyScheduling(Steering):
         logger.error("request %s: %s", name, fault)
 
     def _tell_policy(self, now: float) -> None:
-        """Submit the arrived requests; one that waits for its grammar follows when that is
-        ready."""
+        """Submit the arrived requests; one without its grammar follows when that is ready."""
         if self._pause_state != PauseState.UNPAUSED:
             return
         promote = (
@@ -212,8 +209,7 @@ class PolicyScheduling(Steering):
         return output
 
     def _next_step(self, now: float) -> PlannedStep:
-        """What the engine does now: a plan, or as much of it as goes into one step of the
-        engine."""
+        """Return what the engine does now: a plan, or what goes into one step of it."""
         if self._pause_state == PauseState.PAUSED_ALL:
             return PlannedStep()
         if self._plan is None:
@@ -386,7 +382,6 @@ class PolicyScheduler(PolicyScheduling, Scheduler):
 
 
 class PolicyAsyncScheduler(PolicyScheduling, AsyncScheduler):
-    """For an engine that plans a step before it knows the last one's tokens (--async-scheduling,
-    vLLM's default)."""
+    """For an engine that plans a step before the last one's tokens (--async-scheduling)."""
 
     asynchronous = True

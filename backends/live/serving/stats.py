@@ -1,5 +1,4 @@
-"""What a steered server counts while it runs: steps, drift, the time of its decisions. One JSON
-file, one log line."""
+"""What a steered server counts: steps, drift, decision times. A JSON file and a log line."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ class ServingStats:
         )
 
     def write(self, values: dict) -> None:
-        """Replace the file; a reader sees the old one or the new one. A disk that is full does not
-        stop the server."""
+        """Replace the file; readers see old or new. A full disk does not stop the server."""
         if self._path is None:
             return
         self._written, self._ends_written = time.monotonic(), self.ended

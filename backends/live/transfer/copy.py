@@ -87,8 +87,7 @@ class CudaMark:
 
 
 class CudaLane:
-    """A CUDA stream of its own; with None, whichever stream is current when work is queued: the
-    model's."""
+    """A CUDA stream of its own; None: the current one when work is queued, the model's."""
 
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         self._stream = stream
@@ -301,8 +300,7 @@ def _runs(rows: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 
 def _lock_pages(memory: torch.Tensor) -> None:
-    """Page-lock a host tensor in place. (torch's own page-locked tensors are rounded up to a power
-    of two.)"""
+    """Page-lock a host tensor in place (torch would round its size to a power of two)."""
     error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0).value
     if error != 0:
         raise RuntimeError(

@@ -17,8 +17,7 @@ Run = tuple[int, int]  # first index, how many follow one another
 
 
 class HostFull(RuntimeError):
-    """The host has no room for what shall be copied out; the request must be dropped and
-    recomputed, or wait."""
+    """The host has no room for a copy; drop and recompute the request, or wait."""
 
 
 @dataclass
@@ -69,8 +68,7 @@ def extend(runs: list[Run], run: Run) -> None:
 
 
 def slots_of(block_ids: list[int], block_tokens: int, start: int, stop: int) -> list[Run]:
-    """Device slots of the token positions start..stop-1 of a request that holds `block_ids`, in
-    order."""
+    """Return device slots of token positions start..stop-1 in `block_ids`, in order."""
     runs: list[Run] = []
     for index in range(start // block_tokens, -(-stop // block_tokens)):
         first = max(start - index * block_tokens, 0)

@@ -61,8 +61,7 @@ def slot_axes(
 
 
 def _told(backend: Any, ndim: int) -> tuple[int, int] | None:
-    """The axes as the backend's own shape function gives them; None when it has none or it does not
-    fit."""
+    """Return the axes by the backend's own shape function; None if it has none that fits."""
     try:
         shape = tuple(backend.get_kv_cache_shape(**_PROBE))
     except (AttributeError, TypeError, ValueError, NotImplementedError):
@@ -73,8 +72,7 @@ def _told(backend: Any, ndim: int) -> tuple[int, int] | None:
 
 
 class Strided:
-    """A layer whose slots are places along one axis: any layout but a packed one. Word by word in
-    `words`."""
+    """A layer whose slots are places along one axis: any but a packed one. `words`: by word."""
 
     def __init__(self, tensor: torch.Tensor, block_axis: int, slot_axis: int) -> None:
         view = tensor.movedim((block_axis, slot_axis), (0, 1))
@@ -100,8 +98,7 @@ class Strided:
         self.view[self._place(slots)] = source.reshape(len(slots), *self.view.shape[2:])
 
     def _place(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Kernel blocks may be smaller than the scheduler's, and differ between layers; a slot's
-        number does not."""
+        """Kernel blocks may be smaller, and differ between layers; a slot's number does not."""
         size = self.view.shape[1]
         return slots // size, slots % size
 
