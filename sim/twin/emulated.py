@@ -5,6 +5,8 @@ decides, and its worker only waits: while it waits, the simulation's clock goes 
 differs from the simulation, our engine's loop or policy differs from vLLM's.
 """
 
+from __future__ import annotations
+
 import contextlib
 import tempfile
 from collections import deque
