@@ -11,7 +11,7 @@ from twinserve.backends.live.attention.slots import slot_mapping, tokens_of_batc
 
 @dataclass(frozen=True)
 class Span:
-    """A sequence with several new tokens: their place in the batch, its slots, who sees what."""
+    """A sequence with several new tokens: their place in the batch, its slots, what each sees."""
 
     begin: int
     end: int
