@@ -36,7 +36,7 @@ import numpy as np
 from twinserve.errors import worded
 from twinserve.formats import parse_json
 from twinserve.sim.results.checked import SHAPES, Shape, check_rows, check_shape
-from twinserve.sim.results.columns import OPTIONAL_TABLES, TABLES, Columns
+from twinserve.sim.results.columns import OPTIONAL_TABLES, TABLES, Columns, known
 from twinserve.sim.results.folders import (
     ResultsError,
     may_replace,
@@ -120,10 +120,58 @@ def _array(values: Any, kind: str | None) -> pa.Array:
     import pyarrow as pa
 
     if kind == "double":
-        return pa.array(np.asarray(values, np.float64), pa.float64())
-    if kind is None and isinstance(values, np.ndarray) and values.dtype.kind in "OU":
-        kind = "large_string"  # as that of a frame
+        values = np.asarray(values, np.float64)
+    if isinstance(values, np.ndarray):
+        if kind is None and values.dtype.kind in "OU":
+            kind = "large_string"  # as that of a frame
+        if (plain := _plain(values, kind)) is not None:
+            return plain
     return pa.Array.from_pandas(values, type=kind and pa.type_for_alias(kind))
+
+
+def _plain(values: np.ndarray, kind: str | None) -> pa.Array | None:
+    """Return a column of the plain kinds by its buffers; None for others. Any other way to make an
+    array of Arrow imports pandas, which takes longer than a short run."""
+    import pyarrow as pa
+
+    if kind in ("string", "large_string") and values.dtype.kind in "OU":
+        return _text(values, kind)
+    if kind in ("bool", None) and values.dtype.kind == "b":
+        return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
+    if kind == "int64" and np.can_cast(values.dtype, np.int64) and values.dtype.kind in "iu":
+        values = values.astype(np.int64, copy=False)
+    elif kind != "double" and (kind is not None or values.dtype.kind not in "iu"):
+        return None
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, data])
+
+
+def _text(values: np.ndarray, kind: str) -> pa.Array | None:
+    """Return text, with nulls for missing ones; None if there is something else, or too much."""
+    import pyarrow as pa
+
+    there = known(values)
+    texts = values[there].tolist()
+    try:
+        data = "".join(texts).encode()
+    except TypeError:
+        return None
+    wide = kind == "large_string"
+    if len(data) >= 1 << 31 and not wide:
+        return None
+    ends = np.zeros(len(values) + 1, np.int64 if wide else np.int32)
+    same = sum(map(len, texts)) == len(data)  # in characters as in bytes
+    ends[1:][there] = list(map(len, texts if same else map(str.encode, texts)))
+    ends.cumsum(dtype=ends.dtype, out=ends)
+    missing = None if there.all() else _bits(there)
+    buffers = [missing, pa.py_buffer(ends), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.type_for_alias(kind), len(values), buffers)
+
+
+def _bits(chosen: np.ndarray) -> pa.Buffer:
+    import pyarrow as pa
+
+    return pa.py_buffer(np.packbits(chosen, bitorder="little"))
 
 
 PRINTED_VERSION = 1  # of what `--json` prints of runs

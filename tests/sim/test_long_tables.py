@@ -3,7 +3,11 @@ the same bits."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -68,3 +72,53 @@ def test_packing_and_parts_change_no_bit(monkeypatch, tmp_path, more):
         for name in rows.steps:
             assert np.array_equal(steps.each(name, begin, end), rows.steps[name][begin:end]), name
     assert packed.steps.equals(rows.steps) and packed.gaps.equals(rows.gaps)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (np.array(["a", None, "é", np.nan, ""], object), "string"),
+        (np.array(["rt", None, "be"], object), None),
+        (np.array(["rt", "be"]), None),
+        (np.array([], object), "string"),
+        (np.arange(5, dtype=np.uint8), "int64"),
+        (np.arange(10)[::3], "int64"),
+        (np.array([1.0, np.nan]), "double"),
+        (np.array([1, 2]), "double"),
+        (np.array([1.0, np.nan]), None),
+        (np.array([True, False] * 5), "bool"),
+        (np.array([True]), None),
+        (np.arange(3, dtype=np.uint16), None),
+        (np.array([1, None], object), "int64"),
+        (np.array(["1", 2], object), "string"),
+        (np.array([1.0, 2.0]), "int64"),
+    ],
+)
+def test_columns_are_those_that_arrow_makes_of_them(values, kind):
+    def made(of, *args):
+        try:
+            return of(*args)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            return str(error)
+
+    theirs = kind or ("large_string" if values.dtype.kind in "OU" else None)
+    if kind == "double":
+        expected = pa.array(values.astype(float))  # NaN stays
+    else:
+        expected = made(pa.Array.from_pandas, values, None, theirs and pa.type_for_alias(theirs))
+    found = made(files._array, values, kind)
+    if isinstance(found, pa.Array):
+        found.validate(full=True)
+        assert found.type == expected.type
+    assert str(found) == str(expected)
+
+
+def test_a_run_needs_no_pandas(tmp_path):
+    code = (
+        "import sys\nfrom twinserve.sim.cli.main import simulate_main\n"
+        "try:\n    simulate_main()\nfinally:\n    print('pandas' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "--trace", "sharegpt", "--requests", "20"]
+    command += ["--policy", "vllm", "--out", str(tmp_path)]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert (tmp_path / "steps.parquet").exists() and shown.stdout.endswith("\nFalse\n")
