@@ -262,8 +262,8 @@ def _host_line(inputs: Inputs) -> list[str]:
     config, profile = inputs.config, inputs.hardware.profile
     host = host_of(profile, config)
     if config.async_scheduling and host == NO_HOST_TIME:
-        model = profile.step_model
-        if model.form != "measured" or model.hidden is not None:
+        model, of_server = profile.step_model, profile.fitted_requests is not None
+        if model.form != "measured" or model.hidden is not None or of_server:
             return []
         why = "the profile's steps are synchronous, and long for this"
         return [f"scheduling: asynchronous; {why} (docs/profiles.md)"]

@@ -57,19 +57,19 @@ def said_of(requests: RequestTable | Workload, row: int) -> dict:
 
 class VirtualPace:
     """The clock of `engine`: waiting for a step's end, or for a launch that takes time, first lets
-    all earlier events happen. begins: of the launched steps, seconds."""
+    all earlier events happen. begins: of launched steps that are not booked, seconds."""
 
     def __init__(self, engine: EmulatedEngine) -> None:
         self.engine, self.clock = engine, engine.clock
         self.begins: deque[float] = deque()
-        self._end_s = -np.inf
+        self._end_s = 0.0
 
     def launch(self, seconds: float, goes_on: bool) -> float:
         now = self.clock.now
         begin_s = max(self._end_s, now)
-        self.begins.append(begin_s)
-        if now > self._end_s:
+        if not self.begins:  # no step is under way
             seconds += self.engine.exposed_s()
+        self.begins.append(begin_s)
         self._end_s = begin_s + seconds
         if self.engine.launch_s:
             self.wait(min(now + self.engine.launch_s, self._end_s))

@@ -26,6 +26,7 @@ from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import Simulation, run_simulation
 
 pytestmark = [pytest.mark.live]
+ROOT = Path(__file__).parents[2]
 H100 = {
     "profile": "llama-3.1-8b@h100", "trace": "poisson", "slo": "ttft=1,tpot=0.05", "host_blocks": 0,
 }  # fmt: skip
@@ -35,6 +36,11 @@ RUNS = {
     "vllm, one step at a time": TIGHT | {"load": 1.3, "requests": 80, "async_scheduling": False},
     "vllm, launched": H100
     | {"trace": "vllm:num_prompts=150,request_rate=50,random_input_len=200,random_output_len=2"},
+    "vllm, measured": H100  # a client asks again when its answer ends, which leaves the GPU idle
+    | {
+        "profile": str(ROOT / "docs/results/campaign/h100/profile.json"),
+        "trace": "vllm:num_prompts=30,max_concurrency=1,random_input_len=200,random_output_len=8",
+    },
     "vllm, prefixes": H100 | {"trace": "mooncake", "load": 1.0, "requests": 30},
     "vllm, four GPUs and a pool": H100
     | {"profile": "llama-3.1-70b@h100:tp4", "load": 0.7, "requests": 40, "pool": 8},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from twinserve.sim.results.files import ResultsError, read_run
 from twinserve.sim.setup.config import SettingsError, SimulationConfig
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.run import run_policy
+from twinserve.sim.twin.emulated import VirtualPace
 from twinserve.sim.twin.emulated_server import check_served, of_stamps
 from twinserve.sim.twin.validate_emulated import EmulatedComparison, parted, write_emulated
 from twinserve.traces.workload import Workload
@@ -48,6 +50,16 @@ def test_the_first_difference_is_named(change, said):
 def test_equal_logs_do_not_part_whatever_the_order_of_a_batch():
     assert parted(log(STEP), log(replace(STEP, grants={1: 4, 0: 1}))) == ""
     assert parted(log(STEP, STEP), log(STEP)) == "2 steps were simulated, and vLLM made 1"
+
+
+def test_a_step_hides_no_host_time_if_none_is_under_way():
+    """Even if it begins when the one before it ends: a client asked again then."""
+    engine = SimpleNamespace(clock=SimpleNamespace(now=0.0), exposed_s=lambda: 0.25, launch_s=0.0)
+    pace = VirtualPace(engine)
+    assert [pace.launch(1.0, False), pace.launch(1.0, True)] == [1.25, 2.25]
+    pace.begins.clear()  # both are booked
+    engine.clock.now = 2.25
+    assert pace.launch(1.0, False) == 3.5
 
 
 def served(late: int, sent_late_s: float = 0.004):

@@ -204,7 +204,7 @@ def model_of(profile: str | None) -> StepTimeModel | None:
     """Return the step times of the workers. Raises ProfileError if there is no such profile."""
     if profile is None:
         return None
-    found = choose(profile).profile
+    found = choose(profile).profile.scheduled(asynchronous=True)  # a server's default
     return found.model(found.max_num_seqs)
 
 
