@@ -8,8 +8,6 @@ Which drafts an engine found, and which of them were right, by request and outpu
 while it runs, and given again when its run is simulated.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The interface between an engine's loop and what executes plans: simulation or a live engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

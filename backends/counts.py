@@ -10,8 +10,6 @@ the layer-wise ledger (docs/live_memory.md), `parts` of the bidirectional one (d
 Elsewhere the ledger accounts for them, and the engine's memory stays as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from twinserve.policies.plan import DEVICE, HOST, KvMove, Place

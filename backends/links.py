@@ -15,8 +15,6 @@ transfer that outlives a step goes on at the step's rate: the next steps are unk
 queued, and assumed to be like this one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

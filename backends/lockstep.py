@@ -1,8 +1,6 @@
 """Data-parallel ranks that share experts. They meet in every layer: no rank starts a step before
 all have ended theirs, and a rank's experts work on the tokens of all."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

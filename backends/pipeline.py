@@ -1,7 +1,5 @@
 """Pipeline stages: a batch goes through one after another, and each works on one at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.backends.base import Executed

@@ -14,8 +14,6 @@ A transfer takes a path of ports.
   withdrawn or their target failed, the ports carry them all the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush

@@ -1,7 +1,5 @@
 """The simulated backend of an engine whose attention reads shared prefixes once."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.backends.base import Executed

@@ -1,7 +1,5 @@
 """The simulated backend: executes a plan by asking a step-time model how long it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The simulated backend of an engine that speculates."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.backends.acceptance import Acceptance, RecordedAcceptance

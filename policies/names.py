@@ -1,7 +1,5 @@
 """Options after a name: `name:option=value,...`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

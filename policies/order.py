@@ -1,8 +1,6 @@
 """An order of applications over all replicas of a fleet: what a policy that accounts for
 applications as a whole offers to a fleet that spreads them."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
 

@@ -6,8 +6,6 @@ published  built from the paper; its system's code was not at hand, or differs
 ours       of this project: bounds, ladders and variants that isolate a part
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

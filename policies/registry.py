@@ -6,8 +6,6 @@ package is named by its file, `FILE.py:Class`. Such a file stands alone: its nei
 imported, so its content identifies it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module

@@ -7,8 +7,6 @@ is no window: without the field Mistral has one of 4,096. A vision tower is ther
 it as well. GPUs: `gpus.csv`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

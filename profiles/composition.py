@@ -1,8 +1,6 @@
 """What one engine step computes, as far as its duration depends on it, and the interface of a
 step-time model."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field

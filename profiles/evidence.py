@@ -22,8 +22,6 @@ are of one source, the error is 1.2 times that in logarithms
 (`twinserve.experiments.step_times.bars`; a test compares them).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache

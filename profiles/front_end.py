@@ -8,8 +8,6 @@ A front end has latencies, which do not depend on load, and service times on thr
 requests and tokens wait for each other (`twinserve.sim.fleet.front_end`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ Lambda). A card that is not in the catalogue in just that form (V100 with NVLink
 its sibling.
 """
 
-from __future__ import annotations
-
 import re
 
 from twinserve.formats import shipped_rows

@@ -7,8 +7,6 @@ or with its siblings. PCIe is the lane rate of 16 lanes in one direction (gen 3,
 (H100 PCIe and NVL, A100 PCIe, RTX 3090, A40) are taken to be absent. The V100s are PCIe cards.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from twinserve.formats import number_or_none, shipped_rows

@@ -5,8 +5,6 @@ An engine that schedules asynchronously does this work while the step before run
 schedules synchronously adds it to every step: `--host-time`.
 """
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 

@@ -6,8 +6,6 @@ table     kernel tables are shipped, or can be made with aiconfigurator-core
 derived   from specifications alone
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -10,8 +10,6 @@ Rules are those of vLLM 0.32 (`config/model.py`, and what `_check_scales` names)
 Pipeline stages: which layers of a model each has, and what that is in weights and KV.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import accumulate, pairwise
 

@@ -1,8 +1,6 @@
 """Steps to fit an estimator on: lengths and batch sizes at powers of two, as BROS Sec. IV-A samples
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 

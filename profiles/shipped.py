@@ -9,8 +9,6 @@ Studies, tables and examples were made with their files. So their KV blocks are 
 move with the derivation (`kv_memory/derive.py`): a flag of memory on top of one derives them anew.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Both are plain facts (a config.json, a data sheet) with derived values as proper
 reaches of a GPU's peak numbers is another matter and lives in `forms/efficiency.py`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

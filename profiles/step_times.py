@@ -7,8 +7,6 @@ operators  composed from kernel tables: shipped, or made of aiconfigurator-core'
 measured   fitted to steps of the engine itself: a profile of `twinserve calibrate` has them
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal

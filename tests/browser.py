@@ -1,8 +1,6 @@
 """A headless Chromium, driven through ChromeDriver by the W3C's WebDriver protocol: nothing but the
 standard library, and the two programs (Debian: packages chromium and chromium-driver)."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

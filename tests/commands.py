@@ -1,7 +1,5 @@
 """Commands as a shell runs them, but in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import pytest

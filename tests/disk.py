@@ -1,7 +1,5 @@
 """A disk that is full."""
 
-from __future__ import annotations
-
 import resource
 from contextlib import contextmanager
 

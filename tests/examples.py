@@ -10,8 +10,6 @@ a number that many times as many
 Where CI is set, Hypothesis draws the same examples each time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 

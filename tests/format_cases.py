@@ -1,8 +1,6 @@
 """Every format that is written and read again, for test_formats.py: how a file of it is made, read,
 and given another number, and the commands that read it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

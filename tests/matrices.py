@@ -5,8 +5,6 @@ Every cell is tried: the run of the cell is made of a small crowded workload, ev
 checked, and all requests must end. A "no" is the one line with which the command refuses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

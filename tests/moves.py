@@ -1,7 +1,5 @@
 """Moves as tests write them down."""
 
-from __future__ import annotations
-
 from twinserve.policies.plan import DEVICE, HOST, KvMove
 
 OUT, IN = (DEVICE, HOST), (HOST, DEVICE)  # source and target

@@ -15,8 +15,6 @@ NIGHTLY_MINUTES     limit of a part, by default 40; a unit that alone takes long
 NIGHTLY_LIVE        environment with vLLM, for parts `identity`, `live` and `faults`
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import hashlib

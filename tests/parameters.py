@@ -4,8 +4,6 @@ A test of every pair of two lists runs a pair for each value of the longer list 
 each value of the shorter one in its turn. The other pairs have the mark `nightly`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 
 import pytest

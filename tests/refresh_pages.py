@@ -6,8 +6,6 @@ A shown line that is no longer printed gives way to the printed line that is mos
 difference before you commit it. Commands that need a live engine are left alone.
 """
 
-from __future__ import annotations
-
 import difflib
 import sys
 from collections.abc import Iterator

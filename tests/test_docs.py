@@ -1,7 +1,5 @@
 """What README.md and docs/*.md name is there: paths of the repository, names of the package."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

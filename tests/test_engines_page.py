@@ -1,7 +1,5 @@
 """docs/invariants.md: its table is of the results, and its rules are those of policy `vllm`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.identity.engines_table import read_results, table

@@ -1,8 +1,6 @@
 """Files that are written and read again have a version: what this program and earlier ones wrote is
 read, what a later one wrote is refused in one line that says what to do."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

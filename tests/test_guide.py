@@ -1,8 +1,6 @@
 """docs/your_own_policy.md from top to bottom: its Python runs, its package is found by every
 command and by a live engine, and what the page shows is what comes out."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

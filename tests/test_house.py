@@ -1,7 +1,5 @@
 """How tests are written: names that fit on a line, helpers imported by package."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

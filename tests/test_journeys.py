@@ -4,8 +4,6 @@
 `python -m tests.test_journeys NAME` prints all that its commands print.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What the nightly runs are said to have shown is what they showed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 """One package for every tool: what is installed is what lies in the folders, and a copy without its
 links says what is wrong."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

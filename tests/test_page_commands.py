@@ -1,7 +1,5 @@
 """Every command in a ```console block of these pages runs, and prints what the page shows."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/papers.md: whatever it names is there, and no numbered part of a paper is missing."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,8 +1,6 @@
 """Pages and docstrings keep the rules of docs/prose, which Vale reads too. Comments and messages
 keep those on words that hide the actor."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

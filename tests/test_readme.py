@@ -1,8 +1,6 @@
 """Every command of the README, of docs/terminal.md and of docs/plan.md runs, and prints what the
 page shows."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """The site's pages that are made from the code (docs/reference): nothing public is left out, and
 what they show is what commands, files and classes have."""
 
-from __future__ import annotations
-
 import re
 
 import pyarrow.parquet as pq

@@ -1,8 +1,6 @@
 """Which room may know which: the arrows of docs/architecture.md, asked of every import in the code,
 those inside functions too; and no module knows itself through others."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,8 +1,6 @@
 """docs/routers.md: its router works in every command as the page shows, and its tables name what
 there is."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/sweep.md from top to bottom: its commands run in one folder and print what it shows."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/tutorial.md from top to bottom: its commands run in one folder and print what it shows."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

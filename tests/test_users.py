@@ -3,8 +3,6 @@ with lines that it shows; and other pages that quote such a run. And each is run
 copy of the repository, and an environment with Python alone.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The reference of commands: each with its options, as `--help` has them."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The reference of files: versions, columns and fields."""
 
-from __future__ import annotations
-
 import inspect
 from importlib import import_module
 from types import UnionType

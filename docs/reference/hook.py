@@ -1,8 +1,6 @@
 """Pages of the site that are made from the code when it is built (`hooks` of mkdocs.yml). No copy
 of them is stored, so none can be stale; tests/test_reference.py says what they must hold."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

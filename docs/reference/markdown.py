@@ -1,7 +1,5 @@
 """Plain text of the code as Markdown: nothing in it is markup but what is made so here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path

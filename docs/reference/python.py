@@ -1,7 +1,5 @@
 """The reference of Python: public names with signatures and docstrings."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import inspect

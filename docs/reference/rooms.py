@@ -5,8 +5,6 @@ A room stands above all rooms that it imports when it is loaded. An arrow that f
 others is left out.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

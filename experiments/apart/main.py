@@ -6,8 +6,6 @@ The same requests are served by four GPUs that do both, and by one to three of t
 prompts while the others decode. What is compared is the share of requests that keep an objective.
 """
 
-from __future__ import annotations
-
 import pandas as pd
 
 from twinserve.experiments.apart.runs import AGGREGATED, OBJECTIVES, run_point

@@ -5,8 +5,6 @@ Requests are drawn for each prompt length and seed, the same for every fleet and
 their arrivals. So fleets are compared on the same requests.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -6,8 +6,6 @@ TWINSERVE_DYNAMO names the interpreter of an environment with ai-dynamo 1.4.2, t
 whole trace under Dynamo's simulator. docs/benchmark.md says how to read the tables.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Measurements of the simulator's own speed: whole commands from outside, runs from inside."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

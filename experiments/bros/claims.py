@@ -1,7 +1,5 @@
 """Compare what the BROS paper says of its figures with ours; of averages: `headline`."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from twinserve.experiments.bros.headline import OPT, QWEN, TEXTS, tell

@@ -9,8 +9,6 @@ gives none. `bros_saturated` and `other_saturated` count the settings in which t
 real-time requests grows for as long as they arrive. Their means depend on the length of the trace.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np

@@ -11,8 +11,6 @@ only the highest, and the size of a best-effort batch not at all. Traces are of 
 printed. Step times are those of derived profiles, nothing is measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 loads of a real server (files of `vllm bench serve` in FOLDER), sent to a server on an emulated GPU
 and simulated. Prints CSV, a row a load and source; needs vLLM."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ A free run is in wall time, and contains our own loop between two steps. Stage `
 that loop, stage `steps` does not. If `traffic` did not run, one free run of policy `vllm` sets what
 a step takes longer than in the profile. The other runs show whether that is all."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

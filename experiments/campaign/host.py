@@ -1,8 +1,6 @@
 """Stage `host` of a campaign: vLLM's own loop with and without asynchronous scheduling. With it,
 the default of a server, the loop plans a step while the one before it runs."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

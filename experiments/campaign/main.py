@@ -18,8 +18,6 @@ measured; call it again to continue.
 docs/calibrate.md says what each measures, and how to read the report.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import os

@@ -1,8 +1,6 @@
 """Import what the stages of a campaign need before anything is measured. A missing package must not
 show only after minutes on a machine that is lent for minutes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib import import_module, metadata
 from pkgutil import iter_modules

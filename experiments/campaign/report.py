@@ -1,8 +1,6 @@
 """Stage `report` of a campaign: what was measured as one page of Markdown. Needs neither GPU nor
 vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 each policy, without a GPU. `validate` simulates nothing: it replays the policy in lock-step on the
 engine, then runs it free, repeatedly. Every run is on disk as soon as it is over."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from dataclasses import asdict, dataclass, replace

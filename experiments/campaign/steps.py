@@ -1,8 +1,6 @@
 """Stages of a campaign that measure an engine's steps: raw steps, swapping, and the profile that
 they make."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import asdict, replace
 

@@ -1,8 +1,6 @@
 """Compare what the Echo paper says with our tables. It prints few numbers: x3.3, 78.6 %, 95 %, 6 x,
 > 50 %, 90 %. The words are in texts.yaml."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd

@@ -1,8 +1,6 @@
 """The figures of the Echo paper: `twinserve study echo [FIGURE ...]`. What comes
 out: docs/echo.md."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from twinserve.experiments.echo import claims, points, tables

@@ -5,8 +5,6 @@ is of a whole day, the other runs are of some minutes from each part of a day (`
 `settings` varies what the paper leaves out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

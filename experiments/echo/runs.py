@@ -7,8 +7,6 @@ and a run is short. The threshold's history is that of an hour of online request
 before. Step times are those of a derived profile, not of an engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """Tables of the Echo study: means and intervals over seeds; what is compared is compared seed by
 seed."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compare what Justitia's paper says of its figures with our tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Figures and tables of Justitia's paper: `twinserve study justitia
 [FIGURE ...]`. docs/justitia.md says what comes out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

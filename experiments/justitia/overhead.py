@@ -2,8 +2,6 @@
 this runs on: training, predictions, and the time that planning takes. Whatever is in seconds of our
 own code differs from run to run."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -4,8 +4,6 @@ A point says what differs from the paper's setting: the workload's sizes and sha
 blocks, the arrival rate, seats and so on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables of Justitia's study: compare policies in the same run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any

@@ -4,8 +4,6 @@
 objective whatever is done. The first is judged, the second is only shown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The figures of the LayerKV paper: `twinserve study layerkv [FIGURE ...]`. What
 comes out: docs/layerkv.md."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import pandas as pd

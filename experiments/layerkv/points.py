@@ -5,8 +5,6 @@ of its ShareGPT sweeps can only be read off plots; here they go from half of the
 it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

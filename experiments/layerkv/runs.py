@@ -6,8 +6,6 @@ input (Sec. 2.2), so it shrinks as that grows. Step times are those of derived p
 measured.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ tell; they are not scored.
 The file of loops does not say how its clients start, nor whether its times are means or medians.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterator, Mapping

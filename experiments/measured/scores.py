@@ -1,8 +1,6 @@
 """Score simulated times against measured ones: signed errors in, numbers by group out. And print
 these numbers as Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Find measurements of other people. `truth.yaml` lists them, and which figures read them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -10,8 +10,6 @@ Source: Kise, Ibaraki and Mine, "A Solvable Case of the One-Machine Scheduling P
 and Due Times" (Operations Research 26, 1978). Ready and due times have the same order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ greedy choice loses and the exact one keeps, and the reverse. Then first tokens 
 with the most of any schedule. docs/optimality.md has the results and what they mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

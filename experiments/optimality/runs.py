@@ -5,8 +5,6 @@ Iterations are those that a run of `bros` comes to. For each, the batch of Algor
 one are scored by the goals of `policies.bros.problem`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -6,8 +6,6 @@ repeated, to compare the difference of the two with that between live runs. docs
 results.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

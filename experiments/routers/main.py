@@ -10,8 +10,6 @@ one-text           when a cache-aware router loses to round robin: prompts that 
 docs/routers.md says what came out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Single runs of the comparison of routers: settings in, plain rows out. Engines schedule
 asynchronously, as vLLM does by default."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

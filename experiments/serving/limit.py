@@ -1,8 +1,6 @@
 """Check a plan: what one replica keeps, from benchmark files alone, and the printed `vllm serve`
 command line driven below and above that rate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -10,8 +10,6 @@ plan     what an operator does, from end to end: measure a server with its own b
 Needs vLLM. Seeds are repeats.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import tempfile

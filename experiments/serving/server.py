@@ -1,7 +1,5 @@
 """`vllm serve` of the model `small` on the CPU, its engine's limits, and its predicted figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace

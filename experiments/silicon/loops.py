@@ -1,8 +1,6 @@
 """One measured closed loop, simulated: with either form of step times, and with clients that start
 all at once or one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any

@@ -4,8 +4,6 @@ The points ship with aiconfigurator-core. Each is simulated with both forms of s
 clients that start all at once and staggered. docs/validation.md has the results and what they mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import metadata
 from itertools import product

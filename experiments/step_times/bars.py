@@ -7,8 +7,6 @@ kind of model on the GPU family; its class there; its class on any GPU. A bar of
 other kinds, is STRANGERS times as wide.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -9,8 +9,6 @@ simulator.
     layer    the step of one layer, no host
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.experiments.measured.points import Measured

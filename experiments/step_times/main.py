@@ -4,8 +4,6 @@ Points are other people's (`measured/points.py`), loads are formulas (`load.py`)
 to a point. docs/validation.md has the results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache

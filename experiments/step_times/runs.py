@@ -6,8 +6,6 @@ around ShareGPT's means if a row gives only these. Where a row states output tok
 compared in these: the drawn lengths of 100 requests have another mean than the served ones.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import reduce

@@ -1,7 +1,5 @@
 """What the plots of the studies share: panels, and one line with error bars for each series."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """What the experiments write: tables as Markdown and CSV, and plots."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache

@@ -5,8 +5,6 @@ An experiment is a list of points, each the keyword arguments of one function. W
 kept in a file of its own (`points.Store`): a figure added later costs only its own points.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """One run of a study: settings in, a plain row out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ Each goes into a folder of its own (points.csv, table.csv, plot.png, claims.json
 `paper_vs_ours.md` joins the claims of all figures that are there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

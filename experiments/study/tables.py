@@ -1,7 +1,5 @@
 """What runs become: means over seeds, gains paired by seed, verdicts; and Markdown of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -17,8 +17,6 @@ saturated              every policy past saturation, with less and less memory
 docs/systems.md says what came out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Windows of Azure's conversations at 1 to 2 times the estimated capacity of one L
 much as the profile has or much less, without and with a pool of best-effort requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

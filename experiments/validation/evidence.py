@@ -9,8 +9,6 @@ the largest with another family's constants. It needs aiconfigurator-core and th
 (TWINSERVE_TRUTH).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence

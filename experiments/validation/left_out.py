@@ -6,8 +6,6 @@ expected error of another engine, or another GPU, rests on them.
                 the whole GPU is left out, the constants of another family
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache

@@ -8,8 +8,6 @@ events    step times that the runs' own events tell
 docs/validation.md has the results and what they mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

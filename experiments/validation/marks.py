@@ -1,7 +1,5 @@
 """Measurements of decode steps on vLLM, one number each (`data.yaml`)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from twinserve.experiments.study.claims import texts

@@ -6,8 +6,6 @@ clock), `timeseries.csv` (a row a second) and `meta.json` (engine arguments); ne
 lie the chained prefix blocks of the request lists.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ two of them. `intervals.json` has the stretches whose steps and batches follow; 
 which code read them off.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -20,8 +20,6 @@ NSDI 2026 as FastServe), Sec. 4.1 to 4.3; on other points the authors' `fastserv
 docs/policies.md has our choices for the paper's open points.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -6,8 +6,6 @@ update while the same batch runs. Except for copies of arrays, a plan takes time
 the rows whose place has changed, not to all that wait. Seconds on the engine's clock.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 

@@ -15,8 +15,6 @@ more about it. We chose:
   shows the rule without it.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -13,8 +13,6 @@ requests run in an iteration. On other points we chose:
   takes that of the youngest, of any class.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 

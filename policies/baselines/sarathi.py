@@ -14,8 +14,6 @@ step; with drafts fewer, as each decode takes more of it. A prompt's memory must
 begins, but is taken chunk by chunk. Left out: the authors' dynamic chunk sizes and pipeline stages.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -20,8 +20,6 @@ goes on. Otherwise it waits at the front, to be computed again with its generate
 its prompt. Left out: padding, speculation, sliding windows, the chunked prompts of 3.x.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from dataclasses import replace
 

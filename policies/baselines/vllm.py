@@ -5,8 +5,6 @@ Source: vLLM `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`. Decisi
 same as the real class: tests/identity steps both side by side, with any release installed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Sized
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`schedule`), `v1/core/sched/asy
 - No plan stands for further steps: how many tokens the next one gives is not known.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.base import SystemView

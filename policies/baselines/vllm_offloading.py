@@ -26,8 +26,6 @@ Source: `schedule`, `_handle_blocked_waiting_request`, `_update_waiting_for_remo
   victim, no other row is granted anything, and others are admitted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import replace
 

@@ -22,8 +22,6 @@ full host means recomputation (vLLM stops with an error). Left out: beam search,
 `scheduler_delay_factor`, chunked prefill, priorities.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from dataclasses import replace
 from typing import Literal

@@ -18,8 +18,6 @@ Steps are priced with verification, and with what drafting takes (parts/verifyin
 since engines with drafts do not; no plan stands for further steps.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

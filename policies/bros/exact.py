@@ -9,8 +9,6 @@ The work doubles with each request, so an iteration with more than `max_requests
 left to Algorithm 1, and `counters` says how often that was.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

@@ -7,8 +7,6 @@ best-effort prompts. A prompt of c seconds is in time if the time left under the
 iterations until its deadline adds up to c. Queues, deadlines and memory are those of `bros`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.base import SystemView

@@ -8,8 +8,6 @@ only pressed down, so it needs no upper side. (6) is relaxed by a binary z_i eac
 solved for one after another, each held as a constraint in the solves that follow.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array, vstack

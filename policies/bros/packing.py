@@ -1,8 +1,6 @@
 """Rows that an iteration of BROS serves, memory permitting (Wan et al., IEEE version, Algorithm
 1)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.base import EngineLimits

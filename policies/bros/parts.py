@@ -1,8 +1,6 @@
 """What BROS's Algorithm 1 (Wan et al., IEEE version, Sec. IV-B) carries from one part of a plan to
 the next."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Find memory for the requests that an iteration of BROS chose, or handle its lack (Wan et al.,
 IEEE version, Algorithm 1, lines 8, 9, 19 and 20)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -8,8 +8,6 @@ tries to replace the least urgent real-time request by one more of them. Our cho
 open points are in docs/bros.md. Lines are those of the IEEE listing.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -30,8 +30,6 @@ the longest request's keep to the engine's step.
 programming.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

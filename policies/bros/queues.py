@@ -1,8 +1,6 @@
 """Rows that wait or are pending under BROS, and for how long each may (Wan et al., IEEE version,
 Sec. IV-A and Table I)."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hill climbing on eq. 4 by the edits of Sec. 4.1, leaving out included: `offline=climb`."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -5,8 +5,6 @@ profile; `echo_estimator` makes it. Any other estimator will do: what `--estimat
 or BROS's form if a run was set up for that.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Protocol

@@ -6,8 +6,6 @@ a queued prompt could end in this iteration. `plainly` asks just that, in the te
 over plans (`OnlineRequests.serve`, `Rank.serve`), and leaves everything else to it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -13,8 +13,6 @@ batch is changed by one request at a time, leaving out included, while that rais
 second.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

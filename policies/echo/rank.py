@@ -1,8 +1,6 @@
 """Offline requests next to the online ones, the best candidates by eq. 4 first, while SLO and
 memory hold: `offline=rank`."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.echo.parts import OfflineDecodes, StepInProgress

@@ -10,8 +10,6 @@ Demand and V are in token-iterations. Capacity is what all applications together
 tokens of KV an iteration.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 

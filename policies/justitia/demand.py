@@ -1,8 +1,6 @@
 """What Justitia and the shortest-first policies share: applications, and what they are believed to
 need (Sec. IV-A and IV-B)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TypeVar
 

@@ -12,8 +12,6 @@ Applications are groups of any kind, as for VTC; a request without a group is it
 takes time in proportion to the applications that wait: this is a yardstick, not a system.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ A request that belongs to no application, or to a group without a class (a sessi
 a pool), is an application by itself.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from twinserve.policies.justitia.demand import Presence

@@ -32,8 +32,6 @@ when
 - it ends: what it did not ask for is no longer owed by the fluid system.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Literal

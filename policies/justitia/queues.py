@@ -1,8 +1,6 @@
 """Waiting queues whose head is found in logarithmic time, however many requests wait (Justitia,
 Sec. IV-C)."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Callable, Hashable

@@ -13,8 +13,6 @@ recomputed. As in the paper no request is preempted for fairness; if memory runs
 admitted gives way.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

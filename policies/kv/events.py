@@ -5,8 +5,6 @@ of caches (Dynamo, llm-d) keep an index of each engine's events. Differences fro
 in docs/architecture.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

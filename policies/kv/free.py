@@ -1,7 +1,5 @@
 """Which units of a memory are free: numbers on a stack, of which those never taken cost nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 from typing import Any

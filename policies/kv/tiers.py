@@ -4,8 +4,6 @@ much each row holds. Which tokens a row's units are is the ledger's business.
 Changes join the undo log of the ledger.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from twinserve.policies.kv.base import LedgerError

@@ -1,7 +1,5 @@
 """Tries of a ledger whose pool collects, while one is open, what would undo each change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

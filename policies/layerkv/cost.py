@@ -6,8 +6,6 @@ estimator says how much can be moved during one: a measured step that waited for
 justify as many again.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """LayerKV's two looks ahead: how long prompts may hold up those that decode (eq. 1), and how many
 blocks will be free (eq. 5). Functions of arrays, so that an example can be added up by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -6,8 +6,6 @@ each direction. So no request waits for a transfer but those whose layers it mov
 on the host, in which LayerKV's requests queue.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Output lengths as LayerKV predicts them: not a number but a range, one class of several (Sec.
 3.1)."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections import deque

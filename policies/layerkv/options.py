@@ -1,7 +1,5 @@
 """LayerKV's options."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

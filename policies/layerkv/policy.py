@@ -17,8 +17,6 @@ points are in docs/layerkv.md.
   (`layers.py`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

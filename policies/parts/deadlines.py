@@ -1,7 +1,5 @@
 """Sets of rows that stay in order without being sorted at each step."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 
 import numpy as np

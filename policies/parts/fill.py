@@ -1,7 +1,5 @@
 """What most policies share: a policy puts rows into an order, `fill` finds them memory in it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise

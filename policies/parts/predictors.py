@@ -15,8 +15,6 @@ simulator's truth, unless an oracle is asked for.
 relative error that the paper's Table II reports of DistilBERT.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Queues of rows that policies share."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 

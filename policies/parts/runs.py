@@ -5,8 +5,6 @@ In a run of decodes every row computes one token. In a mixed run there are promp
 the same chunk in every step, up to the step before the first of them ends.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.native.chosen import columns

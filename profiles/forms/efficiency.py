@@ -11,8 +11,6 @@ none of them per model.
 - those of BORROWED are not measured at all: remarks of `efficiency.csv` say what was assumed.
 """
 
-from __future__ import annotations
-
 from twinserve.formats import shipped_rows
 from twinserve.profiles.forms.roofline import Efficiency
 from twinserve.profiles.specs import GpuSpec, ProfileError

@@ -7,8 +7,6 @@ under load. The fit minimises the relative error of both together, the engine sa
 to count as much as the tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -8,8 +8,6 @@ memory's rate: published measurements (vLLM's issue 49363) and the same tables. 
 tables have the rates of the nearest one. docs/profiles.md says how far each is off.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

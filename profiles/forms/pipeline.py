@@ -10,8 +10,6 @@ tensor-parallel rank sends its share and gathers the others' (`all_gather_group`
 takes its link as long as all of it. Sends over NVLink within a server were not measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -23,8 +23,6 @@ models have a sum of kernels instead (`kernels.py`). Left out: padding to CUDA-g
 between context lengths (`decode_context_max` is not used).
 """
 
-from __future__ import annotations
-
 from math import log
 
 import numpy as np

@@ -11,8 +11,6 @@ of KV, and all else is as it was. Left out: the merges, and the launches of the 
 both cost nothing here. Prompts in the same step attend as before.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -14,8 +14,6 @@ Left out: the output projection over the 1 + k sampled rows of a request, but fo
 rejection sampling; a CPU's time for n-grams.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

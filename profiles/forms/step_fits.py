@@ -7,8 +7,6 @@ neighbouring steps are alike, so parts that are drawn at random would be half se
 puts a fit into a profile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """What depends on the card: its total memory as the driver reports it, and what lies outside of
 torch's allocator."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from twinserve.profiles.gpus import GPUS, MULTIPROCESSORS, REPORTED_GIB

@@ -8,8 +8,6 @@ tokens and of sampling (`GPUModelRunner.profile_run`). vLLM prints each term in 
 start. The engine's own number is always better.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, hypot

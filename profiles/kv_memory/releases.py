@@ -5,8 +5,6 @@ Read in vLLM's sources, 0.8.5 to 0.32. A change seen between two releases that w
 from the later one on.
 """
 
-from __future__ import annotations
-
 import re
 
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError

@@ -10,8 +10,6 @@ The lines, and what each settles:
 - `Using V2 Model Runner`: the runner
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

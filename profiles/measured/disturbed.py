@@ -13,8 +13,6 @@ An evenly slowed machine looks like a slower one. The supporting measurements ar
 docs/calibrate.md.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 LOST = 0.05  # share of a step's wall time

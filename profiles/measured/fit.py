@@ -9,8 +9,6 @@ should have its median, not its best case. If others have the core, medians fail
 repeats wait), so disturbed repeats are recognised and set aside (`samples.settled`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """The terms of a front end, from a server whose engine only waits. Service times come from the
 threads' CPU time under several loads, latencies from single requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

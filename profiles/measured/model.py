@@ -23,8 +23,6 @@ The tables are of steps that are repeated. What a step of real traffic takes lon
 for one that schedules asynchronously.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import field

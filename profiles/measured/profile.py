@@ -1,8 +1,6 @@
 """A Profile from a Measurement: fitted step times, the engine's own sizes, measured rates of the
 link."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

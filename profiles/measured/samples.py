@@ -5,8 +5,6 @@ provenance as JSON: versions, engine arguments, device, date, choice of points, 
 version (SAMPLES).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

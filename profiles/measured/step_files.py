@@ -8,8 +8,6 @@ Parquet: what `twinserve calibrate --raw` wrote. CSV, by header:
   Half of each running request's last block counts as filled.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

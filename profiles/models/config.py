@@ -4,8 +4,6 @@ Nothing is fetched. What is not understood is refused by name: an architecture (
 quantisation, a field that may change memory or compute (`fields.py`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

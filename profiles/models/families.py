@@ -2,8 +2,6 @@
 attention. A family is known by the `model_type` of its config.json; one that is not here is
 refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -10,8 +10,6 @@ The counts check ours (tests/profiles/test_catalogue.py), and so does each confi
 aiconfigurator-core ships. Round numbers of a card stay round.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

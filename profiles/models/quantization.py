@@ -11,8 +11,6 @@ Names of modules in 16 bits are read as in vLLM 0.32 (`ModelOptQuantConfigBase.i
 anything, or a regular expression after `re:`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

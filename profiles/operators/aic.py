@@ -6,8 +6,6 @@ own mixed step treats the context as a fraction of a request. Everything is tabu
 simulation needs the profile alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -24,8 +24,6 @@ GPUs with FlashAttention-3 or TensorRT kernels (Hopper, data-centre Blackwell) s
 dynamically: none of this.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.profiles.operators.layers import SPLIT_LIMIT

@@ -6,8 +6,6 @@ past the last one it goes on with the last slope. A scalar and a vector of the s
 the same bits: both evaluate `y[i] + slope[i] * (x - x[i])` in this order.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 

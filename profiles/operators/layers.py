@@ -8,8 +8,6 @@ times of all layers, thinned to the points that a simulation needs, noise that f
 taken out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

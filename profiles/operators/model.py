@@ -22,8 +22,6 @@ it from measured tables. Chunks longer than the table are split at its end, whic
 attention is exact.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from functools import lru_cache
 from typing import Literal

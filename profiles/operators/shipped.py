@@ -14,8 +14,6 @@ table of 0.19.0 is taken: the measured runs are of that release, and agree with 
 scatters were measured on the faster host alone.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ over many steps, and must reach exactly the one-step path's time. So events are 
 itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from heapq import heapify, heappush
 

@@ -1,8 +1,6 @@
 """One engine's state and its step, without a clock: submit, plan, complete. Both engines' loops are
 built on it."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 
 import numpy as np

@@ -5,8 +5,6 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (`update_from_output`),
 `v1/core/sched/async_scheduler.py`. Decision for decision the same: tests/identity.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.base import Policy

@@ -8,8 +8,6 @@ Nothing is frozen (`gc.freeze`): objects that are thawed do not count as new to 
 the garbage of many runs would stay.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One replica on SimPy: plan, run, record, until nothing is left."""
 
-from __future__ import annotations
-
 import time
 from array import array
 from collections.abc import Callable, Sequence

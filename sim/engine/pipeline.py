@@ -5,8 +5,6 @@ Source: vLLM 0.32, `v1/engine/core.py` (`step_with_batch_queue`), `config/vllm.p
 (`max_concurrent_batches`), `v1/core/sched/scheduler.py`, `v1/core/sched/async_scheduler.py`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """A step of an engine, or a run of steps, during its execution."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@ Source: vLLM 0.32, `v1/core/sched/scheduler.py` (delayed free, failed loads),
 `push_worker.py`, `base_scheduler.py`, `base_worker.py`: leases and heartbeats).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """Replicas and their requests: placing, withdrawing, moving, ending. Replicas come, drain and fail
 while the clock runs (docs/fleet.md)."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace

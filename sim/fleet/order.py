@@ -1,8 +1,6 @@
 """One order of applications for a whole fleet: the steps of all replicas drive it, and requests are
 stamped with it when they arrive."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -8,8 +8,6 @@ The replica is then the home of these families: while it is up, their later requ
 once. So each text is computed on one replica, and any replica may take the families in the pool.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Autoscalers (docs/fleet.md): small objects that say how many replicas there shall be; llm-d's,
 Dynamo's, one that knows the future; and what asks them at their times."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections import deque

@@ -1,8 +1,6 @@
 """Sends a workload's requests to a fleet over time: arrivals, later stages of closed loops, the
 best-effort pool, and clients that give up."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterator

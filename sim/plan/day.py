@@ -6,8 +6,6 @@ of the load, with a closed loop of offline requests. The loop's tokens between t
 interpolated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

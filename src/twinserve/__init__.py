@@ -12,8 +12,6 @@ The packages lie at the top of the repository, where readers look for them; here
 so that `import twinserve`, installers and type checkers all see one package.
 """
 
-from __future__ import annotations
-
 import os
 
 # Nothing that Python has not loaded already: Ctrl-C has no answer yet. Type checkers know the name.

@@ -2,8 +2,6 @@
 point group, and those in a file of their own, `FILE.py:Class`. And where such code fails. Modules
 are imported when they are asked for, not before. Below every room."""
 
-from __future__ import annotations
-
 import builtins
 import importlib.metadata
 import inspect

@@ -1,7 +1,5 @@
 """Work for test_grid.py. Its worker processes import this module, which needs nothing else."""
 
-from __future__ import annotations
-
 CALLS = []
 
 

@@ -1,8 +1,6 @@
 """What the tests of all studies share: the study at its smallest size, its tables, and what each
 figure must leave behind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path

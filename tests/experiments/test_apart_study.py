@@ -1,7 +1,5 @@
 """When prefill apart from decode pays: the study's bookkeeping by hand, and a small whole of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The benchmark runs and says what it must; no figure is judged: that depends on the machine."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

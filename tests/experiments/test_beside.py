@@ -1,7 +1,5 @@
 """A real server's loads beside the emulated server and the simulation: what counts on each side."""
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """docs/results/matrices.md is what its command writes, and each "no" on it is the line that the
 command says."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

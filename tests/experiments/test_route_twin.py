@@ -1,7 +1,5 @@
 """Live runs of the front beside simulated ones."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The study of live servers: its flood, its rows, and what it refuses. What it runs is tested in
 tests/live."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

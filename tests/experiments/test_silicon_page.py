@@ -1,7 +1,5 @@
 """What pages say of measured closed loops comes from the kept errors (docs/results/silicon)."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -13,8 +13,6 @@ sources: each text that a fault replaces is there once, and so is each test. A c
 kernels: the Python that is edited is what runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import queue

@@ -1,7 +1,5 @@
 """The table: one YAML file of faults for each room."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass, field, fields
 from functools import cache

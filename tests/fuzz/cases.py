@@ -5,8 +5,6 @@ cases damage a file that some command reads, a few give measured files odd rows,
 options values that nobody means.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

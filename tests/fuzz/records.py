@@ -1,7 +1,5 @@
 """A routing record and a fleet file with a push, well formed, to be damaged."""
 
-from __future__ import annotations
-
 import json
 
 from twinserve.sim.results.routing import ROUTING

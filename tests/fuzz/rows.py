@@ -1,8 +1,6 @@
 """Rows of measured files, some of them odd, as files of several tools; and what each row counts as,
 by the rule of docs/traces.md and by no reader."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass

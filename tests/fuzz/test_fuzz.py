@@ -1,8 +1,6 @@
 """Whatever is typed and whatever a file holds: an answer, or one line that says what is wrong.
 Never a traceback, never a hang, nothing left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

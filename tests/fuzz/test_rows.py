@@ -1,7 +1,5 @@
 """What each row of a measured file counts as, whatever stands in it."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

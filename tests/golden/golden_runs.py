@@ -10,8 +10,6 @@ A digest covers the columns that the file lists, under the names they had when i
 for one numpy; the processor makes no difference.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

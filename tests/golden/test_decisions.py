@@ -7,8 +7,6 @@ The scenarios are those in which tests/identity compares the policy with vLLM: t
 that a decision is right, and needs vLLM. Here any change of a decision is seen without it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

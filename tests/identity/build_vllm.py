@@ -1,7 +1,5 @@
 """Builds vLLM's V1 `Scheduler` without a model, a tokenizer or a download."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """What the identity tests need from outside: a vLLM installation and, for one class, a trace."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

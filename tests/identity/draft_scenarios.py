@@ -1,8 +1,6 @@
 """Scenarios with drafts: those of `scenarios`, with a drafter chosen by seed, and requests that
 reach the longest length there is."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Both sides of the comparison with speculative decoding: the real scheduler is fed drafts, of
 which as many are right as both sides compute from request and position."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 

@@ -1,8 +1,6 @@
 """Dynamo's KV router in its own replay of a trace (`python -m dynamo.replay`), which logs the cost
 of every candidate of every pick, and when requests got their first tokens and ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

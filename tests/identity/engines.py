@@ -9,8 +9,6 @@ that part. --tests adds what pytest wrote (--junitxml) of the tests of a use of 
 1 where a step differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

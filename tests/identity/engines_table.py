@@ -3,8 +3,6 @@
 python -m tests.identity.engines_table docs/results/engines
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

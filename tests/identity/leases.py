@@ -7,8 +7,6 @@ steps later; a client may leave before, and an engine may die with all that it w
 happens is a function of the request's number and of the step. A step is a second.
 """
 
-from __future__ import annotations
-
 import queue
 from collections import defaultdict
 from collections.abc import Iterator

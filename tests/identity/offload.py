@@ -6,8 +6,6 @@ function of its number. One that its step waits for (`jobs_to_flush`) ends with 
 through the requests that have ended in the order of a set; here both sides take them by number.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, deque
 

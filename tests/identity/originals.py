@@ -6,8 +6,6 @@ TWINSERVE_ORIGINALS is a folder with bin/python. With TWINSERVE_REQUIRE_ORIGINAL
 one fails.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

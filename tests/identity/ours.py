@@ -1,7 +1,5 @@
 """Our side of the comparison: policy `vllm` on the paged ledger, stepped without a clock."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.identity.mutations import Mutation

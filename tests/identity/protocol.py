@@ -4,8 +4,6 @@ Plain data without vLLM or torch, so that scenarios and our own side can be used
 installed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

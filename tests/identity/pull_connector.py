@@ -5,8 +5,6 @@ Source: vLLM 0.32, `nixl/pull_scheduler.py` (`get_num_new_matched_tokens`,
 `update_state_after_alloc`, `request_finished`).
 """
 
-from __future__ import annotations
-
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,

@@ -13,8 +13,6 @@ are made from the content ids and vLLM's own chained sha256 hasher runs on them.
 both lead to the same decisions.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import deque
 from collections.abc import Callable

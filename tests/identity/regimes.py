@@ -7,8 +7,6 @@ The file has, by regime, the steps, how many differ, where the first one does, a
 phenomenon has happened. Exit code 1 where a step differs, or a phenomenon has not happened.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

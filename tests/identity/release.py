@@ -1,8 +1,6 @@
 """What the installed vLLM can do, as far as the comparison touches it: told by what is there and by
 what it decides, never by its version."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -6,8 +6,6 @@ request's number, so that both sides see the same. A transfer that ends with a s
 that step's output is taken in, as vLLM's workers report it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, deque
 

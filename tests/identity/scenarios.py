@@ -6,8 +6,6 @@ prefix caching, admission check, chunk cap), so that a handful of seeds covers a
 tokens, arrivals in steps.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """SGLang's router in a process of its own, over HTTP, before workers that are ours: a worker says
 that it got a request, and answers when the test wants it to."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

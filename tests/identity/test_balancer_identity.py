@@ -4,8 +4,6 @@ The method needs no engine: an object without one gets the six attributes that i
 snapshots and the same ends of requests.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 

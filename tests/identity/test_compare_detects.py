@@ -1,7 +1,5 @@
 """The comparison itself, without vLLM."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,8 +1,6 @@
 """Speculative decoding: policy `vllm` with drafts takes the decisions of vLLM's schedulers that are
 fed as many drafts, of which as many are right."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -4,8 +4,6 @@ trace. Ours is fed the real one's picks and events; what both say each candidate
 Where several workers cost the least the real one takes any of them. How often is counted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

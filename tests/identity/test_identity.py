@@ -5,8 +5,6 @@ Each case must show that what it is for happened. The nightly part `identity` ru
 of each class of scenarios.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

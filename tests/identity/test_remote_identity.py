@@ -5,8 +5,6 @@ back when it has been fetched, or a lease has run out.
 
 `tests/identity/regimes.py` runs more of it (docs/results/remote-identity.json)."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

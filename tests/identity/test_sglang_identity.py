@@ -5,8 +5,6 @@ A prompt's KV block of 16 tokens is 16 characters there that begin with one of t
 several workers are equally good the real one may take any of them; how often is counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, replace
 

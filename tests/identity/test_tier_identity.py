@@ -4,8 +4,6 @@ places on the host.
 
 `tests/identity/regimes.py --of tiers` runs more of it, and asks for everything that can happen."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,8 +1,6 @@
 """Small workloads for a prefill and a decode engine whose memory is short, drawn from a seed, and
 the runs that live engines follow."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.sim.apart import VLLM, hand_over

@@ -1,8 +1,6 @@
 """The Triton kernels in Triton's interpreter, on a CPU. Run by test_attention_kernel.py in a
 process of its own: the interpreter is chosen (TRITON_INTERPRET=1) when Triton is first imported."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import triton

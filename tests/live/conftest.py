@@ -1,7 +1,5 @@
 """What the live tests need: a vLLM installation, and a tiny model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

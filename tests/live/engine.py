@@ -1,8 +1,6 @@
 """The whole vLLM V1 engine in this process: scheduler, worker, model and KV tensors, one step a
 call."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A simulation whose plans a memory of labels carries out beside it."""
 
-from __future__ import annotations
-
 
 def follow(backend, labels) -> list:
     """From now on `labels` makes each step of `backend`, and what it moves without one. Returns the

@@ -1,7 +1,5 @@
 """Requests whose layers move, and a memory of labels to move them in: no engine needed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

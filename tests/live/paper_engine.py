@@ -1,8 +1,6 @@
 """An engine on paper: carries out planned steps as vLLM does, and counts who holds what. Refuses
 what no engine could do."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from twinserve.backends.live.engine.planned import EngineRequests, PlannedStep

@@ -4,8 +4,6 @@ Imports vLLM: name it by path as the engine's scheduler class, do not import it 
 missing.
 """
 
-from __future__ import annotations
-
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tests.identity.protocol import Observed

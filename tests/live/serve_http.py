@@ -1,7 +1,5 @@
 """A real `vllm serve` of the tiny model, as a process of its own, and a few ways to talk to it."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

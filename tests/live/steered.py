@@ -1,8 +1,6 @@
 """A steered server without vLLM: an engine that computes what it is granted, and the middleware in
 front of an application that answers with what it was sent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import dataclass

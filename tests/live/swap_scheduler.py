@@ -12,8 +12,6 @@ With `report`, a path, totals are written there whenever a request ends: for an 
 process.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

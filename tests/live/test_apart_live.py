@@ -1,8 +1,6 @@
 """Two vLLM engines, each in a process of its own, hand real KV over: they decide as their simulated
 replicas do, and answer as one engine would."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@ attention gives, with real sharing of blocks, and each request reads its own slo
 
 Directions are put into the scheduler's message to the worker, as on a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

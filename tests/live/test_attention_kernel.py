@@ -1,7 +1,5 @@
 """The Triton kernels without a GPU: run by Triton's interpreter, and compiled for one."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

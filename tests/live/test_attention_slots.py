@@ -1,8 +1,6 @@
 """Slots of tokens in blocks filled from either end: by hand, by their properties, and against what
 the bidirectional ledger draws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -2,8 +2,6 @@
 dense attention, the CPU engine's operations against the reference, and what a slot's content may
 change."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

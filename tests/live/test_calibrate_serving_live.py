@@ -1,7 +1,5 @@
 """`calibrate --from-serving` on a real server: a file of `vllm bench serve` is all it is given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

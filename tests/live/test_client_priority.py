@@ -1,7 +1,5 @@
 """A client on the server's machine goes before other programs, where it may, and only meanwhile."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """`calibrate` and `validate` beside programs that spin on every core, started here: it is noticed,
 said in what is written, and ends by the limit."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

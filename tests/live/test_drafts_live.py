@@ -2,8 +2,6 @@
 proposer found for each request, no answer changes, and the run is carried out again to the letter
 by the engine, and decision for decision by the simulator."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """A real vLLM on an emulated GPU: in virtual time it decides what the simulation does, to the last
 bit; as a server it answers, repeats itself, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

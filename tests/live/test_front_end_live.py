@@ -1,8 +1,6 @@
 """`twinserve calibrate --front-end` end to end: an API server before an emulated GPU, its front end
 in a file, and a simulation with it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 """Traces that we write, run by vLLM's own benchmark against a live server; and our results in the
 tools that read that benchmark's."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """What the host holds, and which copies a step is ordered to do: without an engine."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

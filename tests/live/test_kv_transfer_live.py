@@ -1,8 +1,6 @@
 """Requests of the real CPU engine lose their blocks to others and come back from the host, and
 answer as if nothing had happened."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from unittest import mock

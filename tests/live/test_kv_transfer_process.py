@@ -1,8 +1,6 @@
 """The same with the engine core in a process of its own and the worker in a third one, as `vllm
 serve` runs them."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Files that vLLM's own code writes are read, and its own benchmark draws our stated loads. No
 server: the client's requests are answered by a function here."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

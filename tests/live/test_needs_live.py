@@ -1,7 +1,5 @@
 """The installed vLLM has what the twin needs, or says so before anything is built."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.identity.release import installed_release, installed_rules

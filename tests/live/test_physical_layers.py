@@ -1,8 +1,6 @@
 """Which pages a step reads and writes in each layer when the layer-wise ledger's layout is carried
 out, on a memory of labels: no engine needed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 """Which slots a step reads and writes when the bidirectional ledger's layout is carried out, on a
 memory of labels: no engine needed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

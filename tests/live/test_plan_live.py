@@ -1,7 +1,5 @@
 """A plan made from a server's benchmark files, and the server that it prints, held to it."""
 
-from __future__ import annotations
-
 import pytest
 
 from twinserve.experiments.serving.limit import planned

@@ -1,8 +1,6 @@
 """KV events of real `vllm serve` processes: what `twinserve route` says is cached is what the
 servers find, prompt by prompt, while they store and evict."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,8 +1,6 @@
 """`twinserve route` before real `vllm serve`: streams, views of /metrics, and servers that are
 stopped or killed in the middle of answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The table of vLLM's options is that of its own parser, and reads lines as it does."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

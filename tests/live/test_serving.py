@@ -2,8 +2,6 @@
 requests end, and also if a step is planned before the last one's tokens are known. The GPU is
 emulated, and its steps take no time: what answers say is `test_twin.py`'s."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 """Applications of a server's requests, without vLLM: policies that order by application are told of
 them, once, with class and input text, and the client of what they lack."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,8 +1,6 @@
 """Greedy and honest clients of one server, side by side, without vLLM: a client gains nothing by
 what it says, beyond what the server's file believes of it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

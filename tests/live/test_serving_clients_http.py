@@ -1,8 +1,6 @@
 """`vllm serve` over HTTP: a greedy and an honest client side by side, known by their API keys; and
 with policy justitia, requests of one application that are served together."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

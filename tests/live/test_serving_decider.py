@@ -1,8 +1,6 @@
 """The part of a steered server that needs no vLLM: arrivals, plans, ends and hang-ups in any order
 leave request table, policy and ledger conserved."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,8 +1,6 @@
 """The file that says who a server's clients are, and what stands in front of the server: whose a
 request is, what of it is believed, and that nobody can say it is somebody else's."""
 
-from __future__ import annotations
-
 import json
 import re
 from hashlib import sha256

@@ -1,8 +1,6 @@
 """`vllm serve` with our scheduler, in processes of its own, over HTTP: attributes, bad ones,
 hang-ups, and `vllm bench serve` past saturation."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

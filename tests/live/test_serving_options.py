@@ -1,8 +1,6 @@
 """What an operator and a client can say to a steered server, and what they are told when it makes
 no sense."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

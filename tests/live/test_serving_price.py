@@ -1,8 +1,6 @@
 """What serving with a policy costs beside vLLM's own scheduler, and what it gains, in counts: no
 figure here depends on the machine. docs/serving.md has the seconds."""
 
-from __future__ import annotations
-
 import pytest
 
 from twinserve.experiments.serving.flood import HOST_BLOCKS, STOCK, Case, Engine, Flood

@@ -2,8 +2,6 @@
 request can tell from its answer what was done to it. So it is with task graphs, stage by stage, and
 with questions on shared documents."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass

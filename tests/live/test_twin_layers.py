@@ -2,8 +2,6 @@
 by layer; what is away lies on the host and is streamed. Answers are those of undisturbed requests,
 and damage to a single layer on the host shows."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace

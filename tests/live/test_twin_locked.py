@@ -1,8 +1,6 @@
 """A decision log is executed by a real engine: vLLM schedules exactly what was decided, and its
 memory is the ledger's."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

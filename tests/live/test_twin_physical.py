@@ -2,8 +2,6 @@
 pool of exactly its size. Answers are those of undisturbed requests, every slot holds what the
 ledger says, and a single wrong move shows."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator

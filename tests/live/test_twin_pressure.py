@@ -7,8 +7,6 @@ swapped, dropped, cut into chunks, and come in bursts.
 `.ci/nightly` has all pairs, draws ten times as many workloads as are written here, and longer
 ones."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace

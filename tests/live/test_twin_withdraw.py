@@ -1,8 +1,6 @@
 """Clients that wait no longer, on a real engine: it forgets their requests when the policy does,
 whatever they were doing, and nobody else can tell."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from itertools import product

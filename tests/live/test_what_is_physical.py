@@ -2,8 +2,6 @@
 live engine, and what is only accounted: every cell is worked out from a run under pressure and from
 the engine that `twinserve replay` would build for it."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """What Justitia and Echo are made for, within the limits of the tiny model: task graphs of several
 stages, and questions on shared documents beside online requests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@
 without a name (simulated_against_live needs vLLM).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,8 +1,6 @@
 """Notebooks run from top to bottom in a kernel of their own, show what is stored in them, and what
 their text says of it is true."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 

@@ -5,8 +5,6 @@ Blocks without owners are taken by number here; the ledger may take any, so bloc
 compared.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The preemption table of the bidirectional ledger (BROS, Sec. V), read off its state."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

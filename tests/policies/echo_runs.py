@@ -1,7 +1,5 @@
 """Echo in small runs: its ladder, its ledgers, an estimator that can be added up by hand."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """A listener that takes nothing on trust: beside a ledger, and compared with it."""
 
-from __future__ import annotations
-
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.sim.fleet.prefix_index import PrefixIndex
 

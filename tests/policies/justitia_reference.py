@@ -1,8 +1,6 @@
 """GPS by itself, for the tests of Justitia: rates and events in fractions, no virtual time. And
 small runs in which an iteration takes one second."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from tests.policies.policy_runs import ledger_of, run_core

@@ -1,8 +1,6 @@
 """LayerKV in small runs: the layer-wise ledger with several layers, and everything checked around
 each step."""
 
-from __future__ import annotations
-
 from tests.moves import way
 from tests.policies.policy_runs import MODEL, Desk, run_core, watch
 from twinserve.backends.links import PcieLink, evenly

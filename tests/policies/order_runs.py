@@ -1,8 +1,6 @@
 """Small runs watched step by step: who begins, who runs, who gives way, and who is left waiting. A
 step takes a second."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

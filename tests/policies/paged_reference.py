@@ -1,7 +1,5 @@
 """The paged ledger in plain lists: an object a block, a list a row, a queue of free blocks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

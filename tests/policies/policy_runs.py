@@ -1,7 +1,5 @@
 """Small runs of policies: without a clock for worked examples, with one for comparing paths."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np

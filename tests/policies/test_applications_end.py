@@ -1,7 +1,5 @@
 """What Justitia and its rivals keep of an application goes when it ends."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """What the compiled kernel says of many rows is what its plain twin says, to the last bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

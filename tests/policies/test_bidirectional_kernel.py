@@ -1,8 +1,6 @@
 """The compiled kernel of the bidirectional ledger makes the same changes as its own Python, and
 both undo them exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 By hand a prompt token takes 1 ms, a decode 10 ms, and one that verifies three drafts 30 ms.
 """
 
-from __future__ import annotations
-
 import copy
 from itertools import product
 

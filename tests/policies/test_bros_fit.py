@@ -2,8 +2,6 @@
 can be kept are kept, and nobody starves (docs/bros.md). Worked examples: a prompt token takes 1 ms,
 a decode 10 ms."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Whom BROS drops: nobody without whom the asker could have had its memory just as well.
 With `reserve`: a best-effort prompt begins only where there is room for the whole of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest.mock import patch
 

@@ -1,8 +1,6 @@
 """Echo's plans that are plain to see are those that its search over plans makes, beside all loads,
 on every memory, synchronously or not."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Justitia's two options that the paper does not have: preemption, and corrected demands."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, example, given

@@ -1,7 +1,5 @@
 """What a replica keeps is in proportion to what it holds, not to what it could hold."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 

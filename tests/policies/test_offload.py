@@ -1,8 +1,6 @@
 """A host tier of KV blocks: places on the host are conserved, nothing that is read or written
 leaves, and every byte that is queued lands."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Who goes first, for any arrivals: the order that each policy promises, recomputed from what is to
 be seen from outside."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The compiled kernel of the paged ledger makes the same changes as the ledger's own Python."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -2,8 +2,6 @@
 request served, and runs of decode steps taken at once byte for byte what single steps give.
 docs/results/matrices.md says which pairs there are."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`-p FILE.py:Class`: a policy of one's own without a package."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The request table's declaration of its columns."""
 
-from __future__ import annotations
-
 from types import GenericAlias
 from typing import Annotated, Any
 

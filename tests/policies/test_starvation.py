@@ -2,8 +2,6 @@
 policy's order. A step takes a second; some request comes in every one of them, more than there are
 seats for."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st

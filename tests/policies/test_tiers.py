@@ -1,7 +1,5 @@
 """Tiers: the host's room, as ledgers hold it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,8 +1,6 @@
 """Policy vllm with the rules of older releases, each seen in what it decides. tests/identity
 compares them with the releases themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 """Start-ups of vLLM servers with public logs (`kv_logs.csv`), and what the derivation says of each:
 shared by tests that score it."""
 
-from __future__ import annotations
-
 import csv
 from bisect import bisect_right
 from dataclasses import dataclass, replace

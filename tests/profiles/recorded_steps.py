@@ -1,7 +1,5 @@
 """Files of recorded steps, made of a model of step times."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 

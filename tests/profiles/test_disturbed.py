@@ -1,8 +1,6 @@
 """Which measurements others disturbed: found where steps are slowed at chosen times, and hardly
 ever where nobody slows any."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

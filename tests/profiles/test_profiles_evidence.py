@@ -1,8 +1,6 @@
 """How sure step times are: the stored errors are those of the marks, and what is expected of a
 profile is what was measured nearest to it, or says that nothing was."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from importlib.util import find_spec

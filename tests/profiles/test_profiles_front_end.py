@@ -1,7 +1,5 @@
 """Front ends by name and from files, their seconds on an engine, and the fit of measured ones."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 

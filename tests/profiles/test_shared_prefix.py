@@ -1,8 +1,6 @@
 """Attention that reads shared prefixes once: times by hand, never slower, the same where nothing is
 shared; runs of it, and who refuses it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

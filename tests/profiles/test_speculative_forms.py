@@ -1,7 +1,5 @@
 """Steps that verify drafts, as each form of step times has them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What tests of `twinserve route` need: its libraries, which the extra `test` brings."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -2,8 +2,6 @@
 from all tokens before it, so that answers that go on elsewhere can be told from those that do not.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """A server's KV events without a server: batches as vLLM 0.32 writes them, published over ZMQ with
 a replay socket, and lost where a test says so."""
 
-from __future__ import annotations
-
 import asyncio
 from hashlib import sha256
 from typing import Any

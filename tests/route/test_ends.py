@@ -1,7 +1,5 @@
 """How answers end where workers, routers and clients are in each other's way."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -1,8 +1,6 @@
 """Events of workers, whatever way they are cut and written, and what an answer that moves makes of
 them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The front before fake workers: what passes through, what is refused, what is counted."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """Which headers reach workers and clients, and which are about a connection."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

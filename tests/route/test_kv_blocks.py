@@ -1,7 +1,5 @@
 """What a worker's KV events say of its cache: names by chaining, copies, gaps and replays."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A front that hears what fake servers publish of their caches."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import AsyncIterator

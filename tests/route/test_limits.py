@@ -1,7 +1,5 @@
 """Who waits, who is refused, and who is left out for a while."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,8 +1,6 @@
 """Streamed answers whose worker is lost in the middle: the client gets the rest, the same tokens,
 or is told why not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """The live fleet tells a router what the simulated one does: the same views, the same picks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What a router is told of bodies, and of pages of /metrics."""
 
-from __future__ import annotations
-
 import math
 from hashlib import sha256
 

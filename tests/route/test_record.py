@@ -1,7 +1,5 @@
 """What a front recorded, decided again by the simulated fleet's router: same views, same picks."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

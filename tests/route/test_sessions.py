@@ -1,7 +1,5 @@
 """What is remembered of sessions, and for how long."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.route.fronts import prompts_of, scene

@@ -1,7 +1,5 @@
 """The front in trouble: workers that are lost, too many requests, and its own end."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """Fleets with prefill apart from decode, in trouble: clients leave, replicas of both roles come,
 drain and fail at random."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

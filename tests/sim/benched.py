@@ -1,7 +1,5 @@
 """Simulated runs, and what `vllm bench serve` would have written of them."""
 
-from __future__ import annotations
-
 import json
 
 from twinserve.sim.setup.config import SimulationConfig

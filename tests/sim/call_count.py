@@ -4,8 +4,6 @@ Prints JSON: calls by run. With the plain twins, so that a compiler changes noth
 and lambdas are left out, because versions of Python differ in them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What the tests of plans plan for: short recorded traces and one small engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the tests of reports report on: toy runs, and what stands in a page."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 from html.parser import HTMLParser

@@ -1,8 +1,6 @@
 """Routers without engines: a scene in which a test says what replicas measure and which requests
 come and go."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

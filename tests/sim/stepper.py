@@ -1,8 +1,6 @@
 """The engine without time: one call, one step. For comparing decisions with another engine, step by
 step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

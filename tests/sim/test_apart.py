@@ -1,7 +1,5 @@
 """Prefill apart from decode: the hand-over of single requests, by the clock."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

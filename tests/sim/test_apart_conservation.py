@@ -1,8 +1,6 @@
 """Prefill apart from decode, in any trouble: every request ends exactly once, memory is given back
 exactly once on both sides, and the parts of a TTFT add up (docs/fleet.md)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import partial

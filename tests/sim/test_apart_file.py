@@ -1,7 +1,5 @@
 """Fleet files with prefill apart from decode: from the file to the results, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 

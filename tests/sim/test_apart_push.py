@@ -1,8 +1,6 @@
 """Prefill apart from decode, where the prefill replica writes: beside the pull, and alone. Leases
 of KV that was handed over, and their heartbeats."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 """`import twinserve as ts`: the same runs as the commands, results that can be looked at, errors of
 one line."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import io

@@ -1,7 +1,5 @@
 """The command that a page prints asks the same question again, with all of its settings."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

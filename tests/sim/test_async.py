@@ -2,8 +2,6 @@
 and told, when things happen, and that whole runs still add up. Worked examples use steps of one
 second."""
 
-from __future__ import annotations
-
 from functools import partial
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """`sim.setup.audit` passes policies that keep the rules and names what others broke."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Autoscaling of simulated fleets: start-up and drains, GPU-hours, Dynamo's oscillation and its
 cure (docs/fleet.md)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

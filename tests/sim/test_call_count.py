@@ -6,8 +6,6 @@ the file anew in the same commit and say why:
     python tests/sim/call_count.py > tests/sim/call_count.json
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

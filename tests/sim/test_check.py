@@ -1,8 +1,6 @@
 """`twinserve check`: a measured server at another rate. The "server" is a simulation of slower
 hardware, so that what it does at the other rate is known."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

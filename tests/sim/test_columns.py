@@ -1,7 +1,5 @@
 """The compiled book-keeping of a step changes a table as its plain twin does, to the last bit."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

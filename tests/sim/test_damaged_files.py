@@ -1,8 +1,6 @@
 """Files that were edited or damaged: one line with the file and what is wrong in it, before anybody
 computes with it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

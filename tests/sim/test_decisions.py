@@ -1,8 +1,6 @@
 """The decision log: what is read back is what was decided, whatever way the run took, and a torn
 file is one line."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import replace
 

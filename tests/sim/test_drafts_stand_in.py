@@ -2,8 +2,6 @@
 verified and given as vLLM's scheduler counts them, from numbers in the place of texts. tests/live
 has vLLM."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """An emulated GPU as far as no vLLM is needed: what its steps cost, what it answers, how it is
 started."""
 
-from __future__ import annotations
-
 import json
 import socket
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Where the log of an emulated engine parts from the simulated one, and what a server adds."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The engine process: idling and waking, arrivals that cut runs, replicas on one clock, the
 watchdog, decision overhead. `--cold-start`. Transfers are in test_pcie.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Error bars: the same requests with step times off, and what becomes of each metric."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

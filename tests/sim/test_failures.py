@@ -1,8 +1,6 @@
 """Failures of simulated fleets: whatever fails, whenever, under any policy and router, every
 request ends exactly once, and nothing is lost or kept (docs/fleet.md)."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files of failures: what they may say; whatever is wrong is one line with file, row and field."""
 
-from __future__ import annotations
-
 import json
 import os
 

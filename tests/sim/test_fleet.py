@@ -1,8 +1,6 @@
 """Replicas that come, drain and fail while the clock runs; requests that are held, moved and
 rejected (docs/fleet.md). A step takes a second here, whatever is in it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

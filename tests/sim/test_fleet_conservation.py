@@ -1,8 +1,6 @@
 """Clients leave, replicas come, drain and fail, at random: every request ends exactly once, and
 nothing is lost or kept, under every policy, ledger and router (docs/fleet.md)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Fleet files: pools of replicas that differ, from the file to the results, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

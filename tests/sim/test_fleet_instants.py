@@ -1,7 +1,5 @@
 """What happens at one and the same instant on several replicas. A step takes a second here."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 """One order of applications for all replicas of a fleet: who is refused without, and what
 Justitia's is worth (docs/fleet.md)."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """What is one per fleet although policies are one per replica: the closed
 loop; and what replicas tell the router of their caches (docs/fleet.md)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Offline requests that wait in the fleet: replicas pull families of them, and give back what they
 have not begun (docs/fleet.md)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

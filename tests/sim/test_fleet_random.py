@@ -3,8 +3,6 @@ drafts, autoscalers, failures, and clients that give up. A judge looks at a run'
 knows conservation and order in time, and no rule of the simulator. Every run checks itself that
 live replicas hold nothing in the end, and that no request waits for a dead one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

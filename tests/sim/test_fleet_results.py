@@ -1,7 +1,5 @@
 """What a fleet leaves behind: replicas that differ, rows of requests that nobody got, files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq

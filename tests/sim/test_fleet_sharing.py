@@ -1,7 +1,5 @@
 """Replicas of a fleet share what cannot change, and nothing else; what a fleet takes of memory."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import deque

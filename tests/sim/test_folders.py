@@ -1,8 +1,6 @@
 """Folders of results: whole or not at all, no two runs in one, and what cannot be written is told
 before anything is run. What cannot be written whole, as on a full disk, is not there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """A front end before the fleet: what its clients see, what the engine and its policy know, and that
 without one nothing changes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Much of it is in `harness.Audit`, which looks at every plan and every outcome of these runs.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -1,7 +1,5 @@
 """`twinserve limit`: the largest load that is kept, as a run of every load finds it."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

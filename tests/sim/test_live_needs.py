@@ -1,7 +1,5 @@
 """What the live twin needs of vLLM is checked before an engine is built, and said in one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from twinserve.backends.live import needs

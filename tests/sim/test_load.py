@@ -1,8 +1,6 @@
 """Arrivals stay as the user gave them: a load applies where it is asked for, and whatever is
 changed is said."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

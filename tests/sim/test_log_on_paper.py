@@ -2,8 +2,6 @@
 request is told all its tokens, and the engine that would be built has room for it. Real engines are
 in tests/live/test_twin_pressure.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,8 +1,6 @@
 """Columns of steps are made in parts, what is recorded is packed, and requests are settled: with
 the same bits."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -2,8 +2,6 @@
 it stops, and what it keeps. The bench is a stand-in with a clock of its own; tests/live has real
 ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Metrics on runs small enough to do by hand; what `--goodput` takes; percentiles of counts."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Metrics that carry vLLM's names are vLLM's: against a loop, and its own code if installed."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 

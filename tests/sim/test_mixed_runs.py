@@ -1,8 +1,6 @@
 """Runs of mixed steps, prompts in chunks beside decodes: byte for byte what single steps give, for
 the policies that hand them out, on every memory that allows them, synchronously or not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

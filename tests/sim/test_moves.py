@@ -1,8 +1,6 @@
 """Moves by kind: what a run asked for, what its decision log keeps of that, and what is said of
 those that no engine makes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

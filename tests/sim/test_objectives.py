@@ -1,7 +1,5 @@
 """`--slo` in its two spellings, and what a run owes as a whole."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 

@@ -1,8 +1,6 @@
 """KV offloaded to the host, in time: what is found there, what its transfers take, and what is
 refused."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Policies, routers and readers of a user's own: what they do wrong is one line, and the checks of
 `sim/setup/audit.py` find it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Transfers between device and host memory: the link, what a plan's moves hold back, and the room
 on the host."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """All-reduces and KV transfers on one PCIe link: what each of them waits for the other."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Percentiles that somebody asks for, beside those that are always there."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 

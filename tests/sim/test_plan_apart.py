@@ -1,8 +1,6 @@
 """Plans with prefill apart from decode, and the staircase, beside brute force over
 all splits."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a plan says to buy, at which prices, and the script that starts it."""
 
-from __future__ import annotations
-
 import datetime
 import subprocess
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What `plan --emit` writes starts what was recommended: read back, it is the same simulation."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

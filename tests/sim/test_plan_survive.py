@@ -1,7 +1,5 @@
 """`plan --survive`: the smallest fleet that keeps its objectives through failures at the peak."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

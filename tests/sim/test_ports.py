@@ -1,7 +1,5 @@
 """Ports that transfers pass: rates, queues, and what became of every byte."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

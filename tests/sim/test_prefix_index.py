@@ -1,8 +1,6 @@
 """The index that routers ask which replica has how much of a prompt: beside sets, and beside the
 ledgers of simulated replicas. What a router remembers of prompts: beside a plain list."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Flags win over a former run's file, which wins over a preset; what does not fit the trace that is
 named goes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

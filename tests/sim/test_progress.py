@@ -1,8 +1,6 @@
 """How far a command is: nothing said to those who do not wait, whole lines to those who do, and an
 estimate only where there is something to judge by."""
 
-from __future__ import annotations
-
 import io
 import re
 

@@ -5,8 +5,6 @@ Means over independent seeds, theory inside their 99 % t-interval; and wrong for
 it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from math import factorial

@@ -1,8 +1,6 @@
 """Drafts that an engine found in its texts, 0 to k of each request, are kept in the decision log,
 and a simulation takes them from there: the same plans, steps and times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 """The same run again gives the same rows, to the last bit: from its export, in another process, on
 a slow machine."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

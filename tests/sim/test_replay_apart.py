@@ -1,8 +1,6 @@
 """`twinserve replay --mode apart` and what it needs, without an engine; tests/live has some. Where
 the engine parts from its plans results are given all the same, and the command fails."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,8 +1,6 @@
 """The report of runs: one page that needs nothing else, with every run once, in order, and the
 numbers of the runs' files."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from pathlib import Path

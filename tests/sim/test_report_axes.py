@@ -1,7 +1,5 @@
 """What a report's charts are made of and say: gaps, objectives, axes, repeats, fronts, labels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """The report in a real browser: what is hovered is what is in the runs' files, light and dark, wide
 and on a phone, with nothing loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

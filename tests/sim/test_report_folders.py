@@ -1,8 +1,6 @@
 """Reports of folders of any kind: nested ones, sweeps, plans, comparisons, validations; and of
 folders that were damaged or that mean harm."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

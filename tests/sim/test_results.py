@@ -1,8 +1,6 @@
 """Results on disk: what is written is read, twice the same, and whole or not at all. A run as
 `vllm bench serve` writes one."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

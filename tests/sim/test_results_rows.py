@@ -1,7 +1,5 @@
 """Rows for the tests of results: a toy first-come engine, and a check that it keeps its books."""
 
-from __future__ import annotations
-
 from collections import deque
 from functools import lru_cache
 

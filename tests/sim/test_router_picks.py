@@ -1,7 +1,5 @@
 """What the simple routers choose, request by request."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The routers of other systems: examples worked by hand from their documentation and source."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

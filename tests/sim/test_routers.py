@@ -1,8 +1,6 @@
 """Routers by name, those of other packages too, and the Python of the page on fleets. What
 a router hears comes late, at intervals, and not always."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from importlib.metadata import EntryPoint

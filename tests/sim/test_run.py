@@ -1,7 +1,5 @@
 """From settings to runs: what is refused before anything runs, and what a run says about itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The verdict on saturation, against queues whose fate is known, and against longer runs."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from functools import cache

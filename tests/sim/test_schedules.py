@@ -1,8 +1,6 @@
 """Tiny fleets in trouble, worked by hand: one or two requests, one failure at a known time, and
 every time stamp. Steps take one second, a block of KV takes one second on the network."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """--from-vllm: command lines and files of servers, and what is made of them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """What scripts, and files that name other servers, start."""
 
-from __future__ import annotations
-
 import pytest
 
 from twinserve.sim.serve_line.read import read_servers

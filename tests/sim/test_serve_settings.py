@@ -1,7 +1,5 @@
 """A server's words as settings, in the command, plans and fleet files."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

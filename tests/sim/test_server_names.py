@@ -1,7 +1,5 @@
 """Names of models and GPUs as servers, nodes and clouds have them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.parameters import each

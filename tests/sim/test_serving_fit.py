@@ -1,8 +1,6 @@
 """Terms fitted to measurements of a server. The "server" is a simulation of other hardware, so that
 what should come out is known: the latencies of loads that were not measured."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Who is submitted when, and to which replica: arrivals, sessions, applications, the closed-loop
 pool."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

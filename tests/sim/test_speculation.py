@@ -1,7 +1,5 @@
 """Speculative decoding in whole runs: what a user asks for is what happens, and nothing else is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pools of a fleet file that speculate, beside pools that do not."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Each shipped policy plans with drafts, or says in one line why it does not."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,8 +1,6 @@
 """What a version or a page of help may load: never what simulations are made with; and what a run
 may load. Time is not asked here; experiments/benchmark measures it."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

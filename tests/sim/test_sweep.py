@@ -1,7 +1,5 @@
 """Sweeps from the command line: what is written, kept, gone on with, and what fails."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

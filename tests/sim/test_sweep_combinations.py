@@ -1,7 +1,5 @@
 """Combinations of settings: files in vLLM's conventions, grids, links, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 

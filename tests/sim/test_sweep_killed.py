@@ -1,7 +1,5 @@
 """A sweep that is killed at any moment, or stopped, goes on where it was."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Plots of sweeps: what is drawn by default, and legends that nothing cuts or covers."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,8 +1,6 @@
 """How a sweep repeats its combinations: copies have no interval, windows and blocks of time do,
 and differences to a baseline are of the same requests."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The table side by side: what it shows, what it leaves out, and that it fits."""
 
-from __future__ import annotations
-
 import io
 from functools import cache
 

@@ -1,8 +1,6 @@
 """How the commands meet a person: pages of help in groups, vLLM's names, what is meant by names
 that there are not, completion, and any width of a terminal."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import inspect

@@ -1,8 +1,6 @@
 """The timeline keeps to the rules of the trace event format. Of a fleet, requests flow from router
 to replicas and back."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict

@@ -2,8 +2,6 @@
 command fails with a line. The engine and what runs on it are stand-ins here; tests/live has real
 ones."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -2,8 +2,6 @@
 again, what is said, what is kept. The engine is a stand-in that takes what was predicted, times
 what others make of it; tests/live has real ones."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A warm-up is left out of the metrics, and of nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

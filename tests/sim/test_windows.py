@@ -1,7 +1,5 @@
 """Metrics by windows of arrivals: they are the run, cut into pieces."""
 
-from __future__ import annotations
-
 import io
 import math
 from dataclasses import replace

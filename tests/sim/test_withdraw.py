@@ -1,8 +1,6 @@
 """Clients that leave: a request that is withdrawn ends once, is planned no more, and gives all its
 memory back. Random ones, under every policy and ledger: test_fleet_conservation.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

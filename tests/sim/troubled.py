@@ -1,8 +1,6 @@
 """Runs of a fleet in which clients leave, and replicas come, drain and fail at random; and what
 must hold afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar

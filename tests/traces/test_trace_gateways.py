@@ -1,7 +1,5 @@
 """Access logs of gateways, whose columns the caller names."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What stands beside a trace is checked as its rows are, and goes with them or not at all."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The workers as the front sees them over HTTP: whether they are there, and what they measure."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

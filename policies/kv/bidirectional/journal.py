@@ -1,7 +1,5 @@
 """Undoing changes exactly: the values that a try has overwritten, newest last."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ filling them from the right. If both claim the same slots, the one that ran last
 the other's is on the host (lazy checkpoint). The rules and open points are in docs/live_memory.md.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.kv.base import Chunks, KvLedger, KvUsage, LedgerError

@@ -5,8 +5,6 @@ An executor applies, in this order: all transfers to the host, the relocations o
 all transfers to the device. Then every slot of a row that runs holds its own token.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

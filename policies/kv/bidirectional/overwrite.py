@@ -1,8 +1,6 @@
 """Overwriting in the bidirectional ledger: an owner of a block writes slots that its peer claims
 too. The peer's data survive on the host (lazy checkpoint). Done for many blocks at once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -4,8 +4,6 @@ A method that returns False may have changed the state half-way: its caller runs
 rolls back.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.kv.bidirectional.moves import StepMoves

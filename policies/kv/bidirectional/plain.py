@@ -6,8 +6,6 @@ the general rules (`place.py`) would take row by row, in any order of the rows, 
 cannot.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.kv.base import LedgerError

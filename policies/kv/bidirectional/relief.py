@@ -1,8 +1,6 @@
 """What a row lacks in the bidirectional ledger, and what dropping others would yield of it: bounds,
 from counts alone, that spare most tries."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.kv.bidirectional.place import Placement

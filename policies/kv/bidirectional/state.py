@@ -7,8 +7,6 @@ opposite side of cell c is c - num_blocks: for a real-time cell that index is ne
 reads it from the array's end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any

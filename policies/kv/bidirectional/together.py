@@ -1,8 +1,6 @@
 """Growth of many real-time rows at once in the bidirectional ledger, over slots of best-effort rows
 that do not run. If memory is full, most rows of a step grow so."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.kv.bidirectional.place import Placement

@@ -4,8 +4,6 @@ Source: Xiong et al., "LayerKV", Sec. 4: one tensor for the whole KV memory inst
 so that any block of it can hold any layer's part of a request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

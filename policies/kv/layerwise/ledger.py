@@ -10,8 +10,6 @@ of each block of each resident layer. For a policy that knows nothing of layers 
 memory without prefix cache: `admit`, `grow`, `swap_out` move whole requests.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.kv.base import KvUsage, LedgerError

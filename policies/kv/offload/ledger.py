@@ -1,7 +1,5 @@
 """The paged ledger with a host tier behind it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.kv.base import LedgerError

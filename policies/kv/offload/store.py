@@ -8,8 +8,6 @@ Self-Tuning, Low Overhead Replacement Cache", FAST 2003). Use counts once for ea
 has ended, from the end of its text to the start: so the start of a text leaves last.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence

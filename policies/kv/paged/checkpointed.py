@@ -7,8 +7,6 @@ stays good until the request ends. A copied block need not be moved when the req
 place.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

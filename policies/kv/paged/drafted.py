@@ -4,8 +4,6 @@ Source: vLLM 0.32, `v1/core/kv_cache_manager.py` (`allocate_slots`),
 `v1/core/single_type_kv_cache_manager.py` (`find_longest_cache_hit`).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.drafting import Drafting

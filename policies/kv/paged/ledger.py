@@ -4,8 +4,6 @@ This is the memory of vLLM: V1 with prefix caching (block pool semantics in `poo
 it and with swap.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ Source: vLLM 0.22 `v1/core/block_pool.py`, `BlockPool.free_blocks`. Blocks that 
 at the front, as in later releases.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.kv.paged.pool import BlockPool

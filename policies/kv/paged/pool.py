@@ -8,8 +8,6 @@ whole run of blocks. A chunk of cached blocks enters the eviction order as one a
 are used again leave it by losing their stamp, not by a search.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 

@@ -12,8 +12,6 @@ one priority the block that was used longest ago:
 Blocks that hold nothing findable are taken before all of them.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 

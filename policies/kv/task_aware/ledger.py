@@ -9,8 +9,6 @@ further input: requests of class best-effort are the offline ones.
 BS+E+S, whose scheduler weighs what an eviction loses. `task-aware` also evicts by them.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.kv.base import KvLedger, LedgerError

@@ -17,8 +17,6 @@ on; the paper predicts when it gets there, with one decode time for all. TTFT ex
 of KV to the decode replica: the paper sends KV layer by layer, during the prefill.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -17,8 +17,6 @@ default. There is one frontend. Costs are compared with the running original in
 tests/identity/test_dynamo_identity.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -11,8 +11,6 @@ What replicas measure is 50 ms old. What they have cached is guessed from what t
 from KV events (`index=exact`; `precise-prefix-cache-scorer`).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

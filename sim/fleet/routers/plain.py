@@ -1,7 +1,5 @@
 """Routers that know no prefix caches: by turn, by chance, by load, by session, by class."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 
 import numpy as np

@@ -1,8 +1,6 @@
 """How much of a prompt each replica has, as a router knows it: exactly, by KV events, or roughly,
 by what it dispatched."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from twinserve.policies.kv.events import KvListener

@@ -1,8 +1,6 @@
 """Names of routers. Other packages add routers through entry points `twinserve.routers`; one
 without a package is named by its file, `FILE.py:Class`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

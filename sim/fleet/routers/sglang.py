@@ -11,8 +11,6 @@ that were sent equally much the first one is chosen, there any. Picks are compar
 original in tests/identity/test_sglang_identity.py.
 """
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from twinserve.sim.fleet.replica import Role

@@ -12,8 +12,6 @@ earliest, when counts have changed (vllm/v1/engine/coordinator.py); here they ar
 that time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pydantic import Field

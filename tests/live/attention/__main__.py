@@ -6,8 +6,6 @@ Needs torch and Triton. Writes DIR/attention_kernel.json. Without a GPU: `--dry-
 TRITON_INTERPRET=1 checks tiny sizes, and `--compile 90` compiles the kernels for a Hopper GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

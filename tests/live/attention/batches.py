@@ -4,8 +4,6 @@ Every slot that no sequence owns holds NaN, and so does every owned slot of a te
 answer that is finite and right has read nothing else.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

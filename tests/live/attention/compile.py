@@ -3,8 +3,6 @@
 Shows what a CPU's interpreter cannot: that types fit, that the tensor cores are used, that a kernel
 keeps to its registers."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile
