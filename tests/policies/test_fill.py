@@ -1,13 +1,17 @@
 """The shared `fill`: seats, tokens and memory in a given order. Blocks of four tokens."""
 
+from types import GenericAlias
+from typing import Annotated, Any
+
 import numpy as np
+import pytest
 
 from tests.policies.policy_runs import ledger_of
 from twinserve.policies.base import SystemView
 from twinserve.policies.parts.fill import blocking, fill
 from twinserve.policies.parts.runs import decodes_only, further_decodes
 from twinserve.policies.plan import DEVICE, HOST, Hold, KvMove, StepPlan
-from twinserve.policies.requests import RequestTable, State
+from twinserve.policies.requests import RequestTable, State, _declared
 
 
 class Bench:
@@ -99,3 +103,15 @@ def test_what_stands():
 def test_blocking_moves_keep_all_else():
     move = KvMove(3, DEVICE, HOST, 7, Hold.STEP)
     assert blocking([move]) == [KvMove(3, DEVICE, HOST, 7, Hold.BEFORE_STEP)]
+
+
+# -- the request table's declaration of its columns ------------------------------------------------
+@pytest.mark.parametrize(
+    "array",
+    [
+        GenericAlias(np.ndarray, (tuple[Any, ...], np.dtype[np.int64])),  # NDArray up to NumPy 2.4
+        GenericAlias(np.ndarray, (np.int64,)),  # from 2.5 on: an alias with a parameter of its own
+    ],
+)
+def test_a_column_has_its_type_however_numpy_spells_arrays(array):
+    assert _declared(Annotated[array, -1]) == (np.int64, -1)

@@ -9,6 +9,7 @@ from tests.examples import examples
 from tests.policies.justitia_reference import app, run
 from tests.policies.policy_runs import Desk
 from tests.policies.test_justitia import graphs
+from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.justitia.clock import VirtualClock
 from twinserve.policies.justitia.policy import Corrections
@@ -224,3 +225,82 @@ def test_a_fleets_order_cannot_be_corrected():
     policy = parse_policy("justitia:correct=true").build(EngineLimits(max_num_seqs=4))
     with pytest.raises(PolicyError, match="drop correct=true"):
         policy.fleet_order()
+
+
+# -- applications first come, first served ---------------------------------------------------------
+def test_the_requests_of_an_application_are_not_interleaved_with_the_next_ones():
+    # Memory for one request. With vLLM the second stage of the first application queues behind the
+    # second one.
+    samples = [app([[(1, 2)], [(1, 2)]]), app([[(1, 2)] * 3])]
+    assert run("parrot", [0.0, 1.0], samples, 1)[0] == [4.0, 10.0]
+    assert run("vllm", [0.0, 1.0], samples, 1)[0] == [10.0, 8.0]
+
+
+def test_requests_of_no_application_queue_by_arrival():
+    desk = Desk("parrot", 20, limits=EngineLimits(max_num_seqs=1, max_model_len=64))
+    desk.submit("x", 4, 1)
+    desk.submit("s0", 4, 1, group=7)  # a group that nobody announced as an application of a class
+    desk.stepper.core.announce(Application(8, "app8", 0.0, "X"))
+    desk.submit("a0", 4, 1, group=8)
+    desk.submit("y", 4, 1)
+    desk.submit("a1", 4, 1, group=8)
+    desk.submit("s1", 4, 1, group=7)
+    assert [list(s)[0] for s in desk.scheduled(6)] == ["x", "s0", "a0", "a1", "y", "s1"]
+
+
+def test_prompts_are_computed_in_parts_unless_told_otherwise():
+    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=64)
+    for policy, expected in (
+        ("parrot", [{"a": 6, "b": 2}, {"a": 1, "b": 4}, {"b": 1}]),
+        ("parrot:enable_chunked_prefill=false", [{"a": 6}, {"a": 1, "b": 6}, {"b": 1}]),
+    ):
+        desk = Desk(policy, 20, limits=limits)
+        desk.submit("a", 6, 2)
+        desk.submit("b", 6, 2)
+        assert desk.scheduled(3) == expected
+        assert not desk.stepper.core.active
+
+
+# Shortest first: requests by predicted duration, applications by what is left of their cost.
+TRUTH = "predictor=perfect"
+
+
+def test_requests_go_by_their_output_whatever_application_they_belong_to():
+    samples = [app([[(1, 3), (1, 1)]]), app([[(1, 2), (1, 2)]])]
+    ends, requests, _ = run(f"vllm-sjf:{TRUTH}", [0.0, 0.0], samples, 1)
+    order = requests.sort_values("last_token_s").request_id.tolist()
+    assert order == ["X-0/0.1", "X-1/0.0", "X-1/0.1", "X-0/0.0"]
+    assert ends == [8.0, 5.0]
+
+
+def test_applications_go_by_the_cost_that_is_left():
+    """A costs 3 * 9 = 27 and B 10: B first. C comes when A has one request of 9 left and costs more
+    than that."""
+    samples = [app([[(1, 3)] * 3]), app([[(3, 2), (1, 1)]]), app([[(4, 2)]])]
+    ends = run(f"srjf:{TRUTH}", [0.0, 0.0, 9.0], samples, 1, size=8)[0]
+    assert samples[1].requests == [(3, 2), (1, 1)]
+    assert ends == [12.0, 3.0, 14.0]
+
+
+def test_predictions_follow_what_has_ended():
+    desk = Desk("vllm-sjf:error=0", 20)
+    desk.submit("a", 4, 2)
+    desk.scheduled(2)
+    desk.submit("b", 4, 2)
+    desk.step()
+    assert desk.policy._duration == {1: 129}  # (256 + 2) / 2
+
+
+def test_the_usual_error_is_that_of_the_papers_baseline():
+    errors = {
+        text: parse_policy(text).given.error
+        for text in (
+            "vllm-sjf",
+            "vllm-sjf:predictor=class-mean",
+            "vllm-sjf:error=0.5",
+            "vllm-sjf:predictor=perfect",
+            "vllm-sjf:predictor=oracle",
+            "vllm-sjf:predictor=perfect,error=1",
+        )
+    }
+    assert list(errors.values()) == [4.52, 4.52, 0.5, 0.0, 0.0, 1.0], errors

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.parameters import mostly_nightly
-from tests.policies.layerkv_runs import LayerDesk, simulate
-from tests.policies.test_fast_path import workloads
+from tests.policies.layerkv_runs import MODEL, LayerDesk, simulate
+from tests.policies.test_fast_path import LONGEST, workloads
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.layerkv.cost import layerkv_estimator
@@ -369,3 +369,90 @@ def test_ttft_of_long_prompts_falls_by_a_clear_factor_at_nearly_the_same_through
 
 def test_ttft_of_short_prompts_is_the_same():
     assert llama_on_l20("layerkv", 1024, 0) == llama_on_l20("vllm-v0", 1024, 0)
+
+
+# Requests that wait on the host after their first token: how many, and what it is to have none.
+@examples(40, suppress_health_check=list(HealthCheck))
+@given(
+    case=workloads(),
+    most=st.integers(0, 3),
+    host=st.sampled_from([6, 40, 200]),
+    other=st.sampled_from(["", ",park=false", ",proactive=false", ",slo_aware=false,x=0"]),
+)
+def test_no_more_requests_have_layers_on_the_host_than_may(case, most, host, other):
+    workload, blocks, _ = case
+    seen = []
+
+    def watch(plan, core):
+        running = core.policy.queues.rows
+        seen.append(int((core.ledger.host_layers(running) > 0).sum()))
+
+    policy = f"layerkv:max_parked={most}{other}"
+    requests = simulate(workload, policy, blocks, host=host, seen=watch, check=True)[2]
+    assert max(seen) <= most
+    assert requests.finished.all()
+
+
+def three_prompts(policy: str) -> LayerDesk:
+    """Three prompts of two blocks, of which memory holds two; a layer of eight tokens is 2 s on the
+    link, a step takes 1 s."""
+    desk = LayerDesk(policy, 4)
+    for name in "abc":
+        desk.submit(name, 8, 6)
+    return desk
+
+
+def test_one_begins_without_memory_for_it_unless_none_may_be_parked():
+    assert set(three_prompts("layerkv:x=0,threshold=0").step().scheduled) == set("abc")
+    assert set(three_prompts("layerkv:threshold=0,max_parked=0").step().scheduled) == set("ab")
+
+
+# LayerKV's runs of decode steps taken at once give byte for byte what single steps give, with
+# several layers, short and long transfers, and asynchronously too; on the way nothing runs
+# without its layers, and every request ends.
+VARIANTS = (
+    "layerkv", "layerkv:slo_aware=false",
+    "layerkv:savable_only=true,current_tpot=request,predictor=perfect",
+    "layerkv:x=0,proactive=false", "layerkv:x=1,promote=false",
+    "layerkv:threshold=0,horizon=0,interleaved=false", "layerkv:retain=min,preemption_mode=swap",
+    "layerkv:x=0,park=false", "layerkv:max_parked=1",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("policy", VARIANTS)
+@examples(8, suppress_health_check=list(HealthCheck))
+@given(
+    case=workloads(),
+    layers=st.sampled_from([1, 2, 5]),
+    host=st.sampled_from([0, 6, 40, 200]),
+    token_bytes=st.sampled_from([10_000, 400_000]),
+    share=st.sampled_from([None, 0.1, 0.6]),
+)
+def test_one_step_at_a_time_gives_the_same_rows(
+    policy, asynchronous, case, layers, host, token_bytes, share
+):
+    workload, blocks, _ = case
+    limits = EngineLimits(4, 48, LONGEST, kv_bytes_per_token=token_bytes)
+    settings = {"host": host, "layers": layers, "limits": limits, "asynchronous": asynchronous}
+    if share:
+        settings["allreduces"] = lambda work: share * MODEL.step_seconds(work)
+    fast = simulate(workload, policy, blocks, **settings)
+    exact = simulate(workload, policy, blocks, fast=False, check=True, **settings)
+    for one, other in zip(fast[:3], exact[:3], strict=True):
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
+    assert fast[2].finished.all()
+    ledger = exact[3].core.ledger
+    assert ledger.free_blocks == blocks and ledger.free_host_cells == host * layers
+
+
+@pytest.mark.parametrize("policy", VARIANTS)
+def test_the_fast_path_is_taken(policy):
+    """A lone request that decodes is planned a few times, not once a token."""
+    workload = Workload.build([0.0], [5], [40])
+    steps, _, _, engine = simulate(workload, policy, 400, host=400)
+    assert len(steps) >= 40
+    # those fetch layers for some steps or for all
+    if "promote=false" not in policy and "retain=min" not in policy:
+        assert len(engine.decision_seconds) <= 6

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.parameters import each
-from tests.profiles.test_profiles_marks import MARKS
+from tests.profiles.test_profiles_evidence import MARKS
 from twinserve.profiles.catalog import find_model
 from twinserve.profiles.composition import decode_work
 from twinserve.profiles.names import list_profiles

@@ -7,13 +7,21 @@ import numpy as np
 import pytest
 
 from tests.parameters import mostly_nightly
+from twinserve.policies.layerkv.lengths import LengthRange
+from twinserve.policies.requests import RequestTable
 from twinserve.sim.cli.simulate import headline
 from twinserve.sim.results.files import present_run
-from twinserve.sim.setup.config import GENERATED_RATE, SettingsError, SimulationConfig
+from twinserve.sim.setup.config import (
+    GENERATED_RATE,
+    PRESETS,
+    SettingsError,
+    SimulationConfig,
+    parse_slo,
+)
 from twinserve.sim.setup.inputs import resolve
 from twinserve.sim.setup.offered_load import offered_load
-from twinserve.sim.setup.presets import from_file
-from twinserve.sim.setup.run import simulate
+from twinserve.sim.setup.presets import from_file, with_defaults
+from twinserve.sim.setup.run import Simulation, simulate
 from twinserve.traces.catalog import ALIASES, BY_NAME, SYNTHETIC
 from twinserve.traces.load import load_trace
 from twinserve.traces.workload import Workload, WorkloadError
@@ -141,3 +149,133 @@ def test_over_long_rows_of_a_named_trace_are_cut_and_that_is_said(tmp_path):
         resolve(SimulationConfig(trace=str(path), **small))
     cut = resolve(SimulationConfig(trace=str(path), cap_length=limit, **small))
     assert np.array_equal(cut.workload.prompt_tokens, inputs.workload.prompt_tokens)
+
+
+# Flags win over a former run's file, which wins over a preset; what does not fit the trace that
+# is named goes.
+HYBRID = PRESETS["bros-hybrid"]
+
+
+def stored(tmp_path, **settings):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"config": SimulationConfig(**settings).model_dump(mode="json")}))
+    return path
+
+
+def test_flags_then_the_file_then_the_preset(tmp_path):
+    assert with_defaults(SimulationConfig(), "bros-hybrid") == SimulationConfig(**HYBRID)
+    assert with_defaults(SimulationConfig(pool=3), "bros-hybrid").pool == 3
+    file = stored(tmp_path, seed=4, trace="lmsys", rate=2.0)
+    got = with_defaults(SimulationConfig(seed=5), "bros-hybrid", file)
+    assert (got.seed, got.trace, got.rate, got.pool) == (5, "lmsys", 2.0, 0)
+
+
+@pytest.mark.parametrize("flags", [{}, {"rate_scale": 2.0}, {"load": 0.5}, {"window": (0.0, 60.0)}])
+def test_a_recorded_trace_leaves_out_the_presets_rate(flags):
+    got = with_defaults(SimulationConfig(trace="mooncake", **flags), "bros-hybrid")
+    assert got.rate is None and got.duration is None
+    assert (got.pool, got.slo, got.profile) == (HYBRID["pool"], HYBRID["slo"], HYBRID["profile"])
+    assert {name: getattr(got, name) for name in flags} == flags
+
+
+def test_a_generated_one_keeps_it():
+    got = with_defaults(SimulationConfig(trace="lmsys"), "bros-hybrid")
+    assert (got.trace, got.rate, got.duration) == ("lmsys", HYBRID["rate"], HYBRID["duration"])
+
+
+def test_a_generated_trace_leaves_out_what_a_file_says_of_a_recorded_one(tmp_path):
+    file = stored(
+        tmp_path, trace="a.csv", format="azure", rate_scale=2.0, window=(0, 60),
+        raw_arrivals=True, requests=9,
+    )  # fmt: skip
+    got = with_defaults(SimulationConfig(trace="lmsys"), file=file)
+    assert got == SimulationConfig(trace="lmsys", requests=9)
+    assert with_defaults(SimulationConfig(trace="b.jsonl"), file=file).format is None
+    assert with_defaults(SimulationConfig(), file=file).window == (0.0, 60.0)
+
+
+@pytest.mark.parametrize("flag", [{"load": 0.5}, {"rate": 3.0}])
+def test_one_way_to_set_the_rate_replaces_another(flag):
+    assert (
+        with_defaults(SimulationConfig(**flag), "bros-hybrid").model_dump()[next(iter(flag))]
+        == flag[next(iter(flag))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no such file"),
+        ("{", "this is not a run.json"),
+        ('{"config": []}', "this is not a run.json"),
+        ('{"config": {"colour": 1}}', "unknown setting 'colour'"),
+    ],
+)
+def test_a_file_that_is_no_run_is_a_settings_error(tmp_path, text, said):
+    path = tmp_path / "run.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SettingsError, match=said):
+        with_defaults(SimulationConfig(), file=path)
+    with pytest.raises(SettingsError, match="there is: bros-hybrid"):
+        with_defaults(SimulationConfig(), "bros-hybird")
+
+
+@pytest.mark.parametrize("text", ["ttft=0,tpot=1", "ttft=1,ttft=2", "ttft=1", "tpot=x"])
+def test_objectives_that_make_no_sense_are_a_settings_error(text):
+    with pytest.raises(SettingsError, match="--slo"):
+        parse_slo(text)
+
+
+# What predictors learn from before a run: requests of the same trace, none of which is served.
+SETTINGS = {"offline": True, "profile": "llama-3.1-8b@h100", "async_scheduling": True}
+
+
+def inputs(policy: str = "layerkv", **settings):
+    return resolve(SimulationConfig(policy=(policy,), **(SETTINGS | settings)))
+
+
+@pytest.fixture(scope="module")
+def file_of_200(tmp_path_factory):
+    """Arrivals a second apart; prompts 1000, 1001, .., so that each row can be told."""
+    file = tmp_path_factory.mktemp("trace") / "own.csv"
+    rows = [f"2023-11-16 18:{i // 60:02d}:{i % 60:02d},{1000 + i},{10 + i}" for i in range(200)]
+    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    return str(file)
+
+
+def test_of_a_recorded_trace_no_request_is_both_served_and_learned_from(file_of_200):
+    found = inputs(trace=file_of_200, requests=80)
+    served, learned = found.workload.prompt_tokens, found.earlier.prompt_tokens
+    assert len(served) == 80 and len(learned) == 120
+    assert not set(served.tolist()) & set(learned.tolist())
+    assert (found.earlier.output_tokens == learned - 990).all()
+
+
+def test_where_too_few_are_left_it_is_said(file_of_200):
+    found = inputs(trace=file_of_200, requests=190)
+    assert found.earlier is None
+    assert sum("too few requests" in line for line in found.notices) == 1
+
+
+def test_of_a_generated_trace_it_is_another_draw_of_the_same_kind():
+    found = inputs(trace="sharegpt", rate=2.0, requests=300, seed=3)
+    assert len(found.earlier.prompt_tokens) == 1000
+    served = found.workload.prompt_tokens
+    assert not np.array_equal(found.earlier.prompt_tokens[:300], served)
+    assert found.earlier.prompt_tokens.mean() == pytest.approx(served.mean(), rel=0.4)
+    fixed = inputs(trace="fixed:2048,512", rate=1.0, requests=10).earlier
+    assert set(fixed.prompt_tokens) == {2048} and set(fixed.output_tokens) == {512}
+
+
+def test_only_who_asks_for_it_gets_it():
+    for policy in ("vllm", "layerkv:predictor=history", "layerkv:predictor=oracle-length"):
+        assert inputs(policy, trace="fixed:64,8", rate=1.0, requests=5).earlier is None
+
+
+def test_the_predictor_knows_before_the_first_request():
+    found = inputs(trace="fixed:2048,512", rate=1.0, requests=10)
+    policy = Simulation(found, found.policies[0]).engines[0].core.policy
+    table = RequestTable()
+    table.submit("r0", prompt_tokens=2048)
+    assert policy.predictor.predict(0, table) == LengthRange(512, 512, 512)

@@ -3,6 +3,7 @@ a router hears comes late, at intervals, and not always."""
 
 import inspect
 import re
+from collections import Counter
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -13,16 +14,18 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from tests.examples import examples
-from tests.sim.harness import build, hybrid
+from tests.sim.harness import build, hybrid, simulate
+from tests.sim.routing import Scene, prompt
 from twinserve import own_code
 from twinserve.policies.base import Options
 from twinserve.policies.names import RegistryError
 from twinserve.policies.registry import parse_policy
 from twinserve.sim.fleet.prefix_index import PrefixIndex
-from twinserve.sim.fleet.routers.base import Measured, Router
-from twinserve.sim.fleet.routers.plain import LeastRequests
+from twinserve.sim.fleet.routers.base import Measured, Router, Verdict
+from twinserve.sim.fleet.routers.plain import LeastRequests, weight
 from twinserve.sim.fleet.routers.registry import parse_router, router_names
 from twinserve.sim.fleet.view import Signals
+from twinserve.sim.results.metrics import summarise
 from twinserve.sim.setup.config import SimulationConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
@@ -183,3 +186,204 @@ def test_some_events_never_come():
 def test_losses_need_an_interval():
     with pytest.raises(ValueError, match="lost=0.1: replicas are not measured"):
         Measured(lost=0.1)
+
+
+# -- what the simple routers choose, request by request --------------------------------------------
+REAL_TIME, BEST_EFFORT = 0, 1
+
+
+def test_round_robin_takes_turns_and_passes_over_the_dead():
+    scene = Scene("round-robin", replicas=4)
+    assert [scene.send() for _ in range(5)] == [0, 1, 2, 3, 0]
+    scene.down(1)
+    assert [scene.send() for _ in range(4)] == [2, 3, 0, 2]
+
+
+def test_random_draws_each_replica_as_often_and_again_the_same():
+    scenes = [Scene("random:seed=3", replicas=4) for _ in range(2)]
+    picks, again = ([scene.send() for _ in range(4000)] for scene in scenes)
+    other = Scene("random:seed=4", replicas=4)
+    same = picks == again
+    assert same and any(other.send() != pick for pick in picks)
+    assert all(abs(count - 1000) < 120 for count in Counter(picks).values())
+
+
+def test_least_tokens_counts_prompts_and_not_requests():
+    scene = Scene("least-tokens", replicas=2)
+    long = prompt(tokens=1000)
+    assert scene.send(long) == 0
+    assert [scene.send(prompt(tokens=300)) for _ in range(4)] == [1, 1, 1, 1]
+    assert scene.send(prompt(tokens=1)) == 0  # 1,000 beside 1,200
+    scene.end(long, 0)
+    assert [scene.send(prompt(tokens=500)) for _ in range(2)] == [0, 0]
+
+
+def test_a_session_stays_and_moves_only_if_it_must():
+    scene = Scene("session", replicas=5)
+    talk = {s: scene.send(prompt(affinity=s)) for s in range(200)}
+    assert len(set(talk.values())) == 5
+    assert {s: scene.send(prompt(affinity=s)) for s in talk} == talk
+    scene.down(2)
+    after = {s: scene.send(prompt(affinity=s)) for s in talk}
+    assert all(after[s] == home for s, home in talk.items() if home != 2)
+    assert 2 not in after.values()
+    scene.view.up.append(5)
+    for column, value in ((scene.view.takes, True), (scene.view.in_flight, 0)):
+        column.append(value)
+    assert {s: scene.send(prompt(affinity=s)) for s in talk} == after  # one that began stays
+
+
+def test_sessions_that_begin_go_where_they_would_have_without_others():
+    """Which of them came before makes no difference."""
+    first, second = Scene("session", replicas=4), Scene("session", replicas=4)
+    forward = {s: first.send(prompt(affinity=s)) for s in range(50)}
+    assert {s: second.send(prompt(affinity=s)) for s in reversed(range(50))} == forward
+    assert forward == {s: max(range(4), key=lambda i: weight(s, i)) for s in range(50)}
+
+
+@pytest.mark.parametrize("router", ["least-requests", "session"])
+def test_requests_without_a_session_go_to_the_fewest(router):
+    scene = Scene(router, replicas=2)
+    scene.view.in_flight[:] = [3, 1]
+    assert scene.send() == 1
+    scene.view.in_flight[:] = [1, 3]
+    assert scene.send() == 0
+
+
+def test_an_application_stays_where_its_first_request_went():
+    scene = Scene("least-requests", replicas=2)
+    assert [scene.send(prompt(affinity=4)) for _ in range(3)] == [0, 0, 0]
+
+
+def test_classes_are_apart():
+    scene = Scene("class-aware:best_effort=0.25", replicas=4)
+    assert [scene.send(prompt(service_class=BEST_EFFORT)) for _ in range(3)] == [3, 3, 3]
+    assert [scene.send(prompt(service_class=REAL_TIME)) for _ in range(4)] == [0, 1, 2, 0]
+
+
+def test_real_time_requests_overflow_and_best_effort_ones_do_not():
+    scene = Scene("class-aware:best_effort=0.5,overflow=2", replicas=2)
+    assert [scene.send() for _ in range(4)] == [0, 0, 1, 1]
+    assert scene.send() == 0  # the other one has no fewer
+    assert [scene.send(prompt(service_class=BEST_EFFORT)) for _ in range(9)] == [1] * 9
+
+
+def test_the_only_replica_serves_both_classes():
+    scene = Scene("class-aware", replicas=1)
+    assert [scene.send(prompt(service_class=c)) for c in (REAL_TIME, BEST_EFFORT)] == [0, 0]
+
+
+# -- load shedding ---------------------------------------------------------------------------------
+def test_a_class_is_shed_while_every_replica_is_full():
+    scene = Scene("round-robin:shed_be=1,shed_rt=3", replicas=2)
+    offline = prompt(service_class=BEST_EFFORT)
+    assert [scene.send(offline) for _ in range(3)] == [0, 1, Verdict.REJECT]
+    assert [scene.send() for _ in range(5)] == [0, 1, 0, 1, Verdict.REJECT]
+    scene.end(prompt(), 0)
+    assert scene.send(offline) is Verdict.REJECT and scene.send() == 0
+
+
+def test_what_is_shed_costs_its_class_and_helps_the_other():
+    """Best-effort requests are rejected under load: all ends are told by class."""
+    load = hybrid(3, 60, rate=300.0, sessions=0, applications=0, be_share=0.5)
+    plain = simulate(load, replicas=2, router=parse_router("spread").build())
+    shed = simulate(load, replicas=2, router=parse_router("spread:shed_be=8").build())
+    before, after = (summarise(run.rows)["classes"] for run in (plain, shed))
+    assert before["be"]["rejected"] == 0 < after["be"]["rejected"]
+    assert after["rt"]["rejected"] == 0
+    assert after["be"]["rejected"] + after["be"]["completed"] == before["be"]["submitted"]
+    assert after["rt"]["mean_ttft_ms"] < before["rt"]["mean_ttft_ms"]
+
+
+# -- every router ----------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("name", router_names())
+@examples(40)
+@given(data=st.data())
+def test_it_sends_to_a_replica_that_is_up_and_the_same_again(name, data):
+    """Whatever comes, ends and fails; a second router of the kind decides alike."""
+    one, other = Scene(name, 4), Scene(name, 4)
+    here: list = []
+    for number in range(data.draw(st.integers(5, 30))):
+        what = data.draw(st.sampled_from(["send", "send", "send", "end", "first", "fail"]))
+        if what == "fail" and len(one.view.up) > 1 and not number % 5:
+            gone = data.draw(st.sampled_from(one.view.up))
+            for scene in (one, other):
+                scene.down(gone)
+                for request, replica in here:
+                    if replica == gone:
+                        scene.end(request, gone)
+            here = [entry for entry in here if entry[1] != gone]
+        elif what in ("end", "first") and here:
+            request, replica = data.draw(st.sampled_from(here))
+            for scene in (one, other):
+                if what == "end":
+                    scene.end(request, replica)
+                else:
+                    scene.first_token(request, replica)
+            if what == "end":
+                here.remove((request, replica))
+        else:
+            first = data.draw(st.integers(0, 5)) * 10
+            request = prompt(
+                *range(first, first + data.draw(st.integers(0, 4))),
+                tokens=data.draw(st.integers(64, 200)),
+                affinity=data.draw(st.integers(-1, 2)),
+                service_class=data.draw(st.integers(0, 1)),
+            )
+            choices = [scene.send(request) for scene in (one, other)]
+            assert choices[0] == choices[1] and choices[0] in one.view.up
+            here.append((request, choices[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", router_names())
+def test_it_serves_a_workload_step_by_step_as_in_runs(name):
+    """On whatever replicas: nothing is lost, and steps taken at once give the same rows."""
+    load = hybrid(5, 40, prefix_block=32)
+    runs = [
+        simulate(
+            load, replicas=3, router=parse_router(name).build(), fast=fast, caching=True,
+            block_tokens=16, audit=False,
+        )
+        for fast in (True, False)
+    ]  # fmt: skip
+    rows, exact = (run.rows for run in runs)
+    left = rows.requests.outcome != "rejected"
+    assert rows.requests.finished[left].all() and rows.requests.equals(exact.requests)
+    assert set(rows.requests.replica) >= {0, 1, 2}
+
+
+# -- files -----------------------------------------------------------------------------------------
+MINE = """
+from twinserve.sim.fleet.routers.base import Router, Shedding
+
+class Last(Router[Shedding]):
+    name = "last"
+    Options = Shedding
+
+    def place(self, request, stage, view):
+        return view.up[-1]
+"""
+
+
+def test_a_router_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    scene = Scene("mine.py:Last:shed_be=4", replicas=3)
+    assert [scene.send() for _ in range(3)] == [2, 2, 2] and scene.router.options.shed_be == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mine.py:Lst", r"router file mine.py has no 'Lst' \(did you mean 'Last'\?\); write"),
+        ("nowhere.py:Last", "router file nowhere.py: there is no such file; check the path"),
+        ("mine.py:Last:off=1", "router 'mine.py:Last' has no option 'off'"),
+    ],
+)
+def test_a_wrong_file_is_one_line(text, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    with pytest.raises(RegistryError, match=said):
+        parse_router(text)
