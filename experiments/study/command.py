@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from twinserve.sim.cli.options import Flag
 from twinserve.sim.setup.config import SettingsError
 
 RESUMABLE = "interrupted; finished runs are kept: the same command goes on from there"
@@ -32,9 +33,6 @@ STUDIES = {
     "silicon": "Closed loops that others measured on GPUs, simulated.",
     "optimality": "How far BROS's Algorithm 1 is from the best batch.",
 }
-
-
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 @Parameter(name="*")

@@ -191,22 +191,24 @@ def _flat(value: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 # -- running ---------------------------------------------------------------------------------------
+class _Asked(Settings, total=False):
+    """What `simulate` takes by name."""
+
+    preset: str | None
+    config: str | os.PathLike | None
+    goodput: Mapping[str, float] | Sequence[str] | None
+    warmup: str | int | None
+    metrics_every: float | None
+    percentiles: Sequence[float] | str | None
+    error_bars: bool
+    spare: bool
+    decisions: bool
+    progress: Callable[[Progress], None] | None
+
+
 @overload
 def simulate(
-    policy: PolicyLike = ...,
-    trace: str | os.PathLike | None = ...,
-    *,
-    preset: str | None = ...,
-    config: str | os.PathLike | None = ...,
-    goodput: Mapping[str, float] | Sequence[str] | None = ...,
-    warmup: str | int | None = ...,
-    metrics_every: float | None = ...,
-    percentiles: Sequence[float] | str | None = ...,
-    error_bars: bool = ...,
-    spare: bool = ...,
-    decisions: bool = ...,
-    progress: Callable[[Progress], None] | None = ...,
-    **settings: Unpack[Settings],
+    policy: PolicyLike = ..., trace: str | os.PathLike | None = ..., **asked: Unpack[_Asked]
 ) -> Run: ...
 
 
@@ -214,18 +216,7 @@ def simulate(
 def simulate(
     policy: list[PolicyLike] | list[str] | tuple[PolicyLike, ...],
     trace: str | os.PathLike | None = ...,
-    *,
-    preset: str | None = ...,
-    config: str | os.PathLike | None = ...,
-    goodput: Mapping[str, float] | Sequence[str] | None = ...,
-    warmup: str | int | None = ...,
-    metrics_every: float | None = ...,
-    percentiles: Sequence[float] | str | None = ...,
-    error_bars: bool = ...,
-    spare: bool = ...,
-    decisions: bool = ...,
-    progress: Callable[[Progress], None] | None = ...,
-    **settings: Unpack[Settings],
+    **asked: Unpack[_Asked],
 ) -> Runs: ...
 
 

@@ -36,12 +36,27 @@ def in_pythons_words(call: Call) -> Call:
     return cast(Call, worded)
 
 
-class Settings(TypedDict, total=False):
-    """Settings of a run, without its policy and its trace: the flags of `simulate`, by their names
-    with underscores. `SimulationConfig` says what each of them means."""
+class EngineSettings(TypedDict, total=False):
+    """Settings that a plan takes, too: how its traces are read, and what every engine gets."""
 
     format: str | None
     columns: str | None
+    step_times: StepTimesName
+    front_end: str
+    kv_cache_dtype: Literal["auto", "fp8"]
+    gpu_memory_utilization: float | None
+    engine_version: str | None
+    enforce_eager: bool
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    async_scheduling: bool
+
+
+class Settings(EngineSettings, total=False):
+    """Settings of a run, without its policy and its trace: the flags of `simulate`, by their names
+    with underscores. `SimulationConfig` says what each of them means."""
+
     seed: int
     raw_arrivals: bool
     offline: bool
@@ -63,9 +78,7 @@ class Settings(TypedDict, total=False):
     pipeline_parallel_size: int | None
     data_parallel_size: int | None
     enable_expert_parallel: bool | None
-    step_times: StepTimesName
     shared_prefix: bool
-    front_end: str
     replicas: int
     router: str
     fleet: str | None
@@ -84,18 +97,11 @@ class Settings(TypedDict, total=False):
     num_blocks: int | None
     num_gpu_blocks_override: int | None
     kv_cache_memory_bytes: int | None
-    gpu_memory_utilization: float | None
-    engine_version: str | None
-    enforce_eager: bool
-    max_model_len: int | None
-    kv_cache_dtype: Literal["auto", "fp8"]
     kv_from_log: str | None
     host_blocks: int | None
     kv_offloading_size: float | None
     kv_offloading_backend: Literal["native", "lmcache"]
     kv_offloading_options: str | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
     kv: str | None
     prefix_caching: bool | None
     estimator: EstimatorName
@@ -103,26 +109,8 @@ class Settings(TypedDict, total=False):
     speculate: str | None
     cold_start: float
     decision_time: Literal["none", "measured", "profile"]
-    async_scheduling: bool
     host_time: str
     exact: bool
-
-
-class EngineSettings(TypedDict, total=False):
-    """Those of them that a plan takes: how its traces are read, and what every engine gets."""
-
-    format: str | None
-    columns: str | None
-    step_times: StepTimesName
-    front_end: str
-    kv_cache_dtype: Literal["auto", "fp8"]
-    gpu_memory_utilization: float | None
-    engine_version: str | None
-    enforce_eager: bool
-    max_model_len: int | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    async_scheduling: bool
 
 
 def config_of(

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from twinserve.sim.cli.options import Json, Whole
+from twinserve.sim.cli.options import Flag, Json, Whole
 from twinserve.sim.cli.progress import RunProgress
 
 if TYPE_CHECKING:
     from twinserve.traces.measurement import Measurement
-
-_Flag = Annotated[bool, Parameter(negative="")]
 
 
 def compare(
@@ -24,9 +22,9 @@ def compare(
     columns: str | None = None,
     benchmark: Whole | None = None,
     metrics_every: float | None = None,
-    rerun: _Flag = False,
+    rerun: Flag = False,
     out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
-    overwrite: _Flag = False,
+    overwrite: Flag = False,
     as_json: Json = False,
 ) -> None:
     """Compare simulated runs with measured ones, metric by metric.

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from twinserve.sim.cli.options import Whole
+from twinserve.sim.cli.options import Flag, Whole
 
-_Flag = Annotated[bool, Parameter(negative="")]
 _Endpoints = Annotated[list[str] | None, Parameter(negative="")]
 _Workers = Annotated[list[str] | None, Parameter(name=["--worker", "-w"], negative="")]
 
@@ -25,7 +24,7 @@ def route(
     misses: Whole = 3,
     back_off: float = 60.0,
     retries: Whole = 2,
-    no_migration: _Flag = False,
+    no_migration: Flag = False,
     max_in_flight: Whole = 1024,
     queue: Whole = 1024,
     queue_timeout: float = 30.0,
@@ -42,7 +41,7 @@ def route(
     kv_events: _Endpoints = None,
     profile: str | None = None,
     record: Path | None = None,
-    overwrite: _Flag = False,
+    overwrite: Flag = False,
 ) -> None:
     """Send requests of OpenAI's API to vLLM servers as a simulated router would.
 

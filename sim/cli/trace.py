@@ -6,13 +6,12 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from twinserve.sim.cli.options import Whole
+from twinserve.sim.cli.options import Flag, Whole
 from twinserve.sim.cli.progress import RunProgress
 
 trace_app = cyclopts.App(
     name="trace", help="Request traces: list, fetch, inspect, convert, anonymise, make."
 )
-_Flag = Annotated[bool, Parameter(negative="")]
 
 
 @trace_app.command(name="list")
@@ -53,7 +52,7 @@ def inspect(
     benchmark: Whole | None = None,
     seed: int = 0,
     rate: float | None = None,
-    offline: _Flag = False,
+    offline: Flag = False,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Show what a trace holds: source, rate, lengths, prefix sharing.
@@ -113,8 +112,8 @@ def convert(
     columns: str | None = None,
     benchmark: Whole | None = None,
     rate: float | None = None,
-    raw_arrivals: _Flag = False,
-    overwrite: _Flag = False,
+    raw_arrivals: Flag = False,
+    overwrite: Flag = False,
 ) -> None:
     """Write a trace as Mooncake JSONL with its sidecar, for this and other tools.
 
@@ -147,7 +146,7 @@ def anonymise(
     columns: str | None = None,
     salt: str | None = None,
     jitter: float = 0.0,
-    overwrite: _Flag = False,
+    overwrite: Flag = False,
 ) -> None:
     """Write a trace without names, texts and dates, and show which statistics are kept.
 
@@ -187,7 +186,7 @@ def synth(
     duration: float | None = None,
     requests: int | None = None,
     seed: int = 0,
-    overwrite: _Flag = False,
+    overwrite: Flag = False,
 ) -> None:
     """Make a trace with Poisson arrivals and write it.
 
