@@ -19,7 +19,7 @@ make it wider, except for an engine with marks.
 Errors on servers of other people are by form, step, kind of model and GPU family. They are those
 that 90 % of the measured points keep; a source has the weight of ten points at most. If all points
 are of one source, the error is 1.2 times that in logarithms
-(`twinserve.experiments.step_times.bars`; a test compares them).
+(`twinserve.experiments.step_times.main`; a test compares them).
 """
 
 from collections.abc import Iterator, Sequence

@@ -14,22 +14,20 @@ printed. Step times are those of derived profiles, nothing is measured.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twinserve.experiments.bros.claims import (
-    CACHE_CLAIMS,
-    PART_CLAIMS,
-    overhead_claims,
-    preemption_claims,
-    short,
-)
 from twinserve.experiments.bros.headline import (
     ACM,
+    CACHE_CLAIMS,
     OPT,
+    PART_CLAIMS,
     QWEN,
     TEXTS,
     TGI,
     headline,
     hybrid_claims,
+    overhead_claims,
+    preemption_claims,
     pure_claims,
+    short,
 )
 from twinserve.experiments.study.claims import texts
 from twinserve.experiments.study.curves import Bars, lines_of, ylog

@@ -10,8 +10,11 @@ from typing import Any
 
 import pandas as pd
 
-from twinserve.experiments.optimality.first_tokens import first_tokens_of_runs
-from twinserve.experiments.optimality.runs import deadlines_of_runs, iterations_of_a_run
+from twinserve.experiments.optimality.runs import (
+    deadlines_of_runs,
+    first_tokens_of_runs,
+    iterations_of_a_run,
+)
 from twinserve.experiments.study.curves import Bars
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure, Study

@@ -4,19 +4,21 @@ Points are other people's (`measured/points.py`), loads are formulas (`load.py`)
 to a point. docs/validation.md has the results.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from twinserve.experiments.measured.points import Measured, read_measured
-from twinserve.experiments.measured.scores import score_lines, sections, whole
-from twinserve.experiments.step_times.bars import held_out, with_groups
+import twinserve
+from twinserve.errors import TwinserveError
+from twinserve.experiments.measured.points import Measured, read_measured, release_of, rows_of
+from twinserve.experiments.measured.scores import MISSED, score_lines, sections, whole
 from twinserve.experiments.step_times.load import seconds
-from twinserve.experiments.step_times.runs import score_runs
 from twinserve.experiments.study.grid import Grid
 from twinserve.experiments.study.study import Figure, Study
 from twinserve.profiles.catalog import find_model
@@ -27,6 +29,156 @@ from twinserve.profiles.names import ProfileName
 from twinserve.profiles.profile import Profile, derive_profile
 from twinserve.profiles.specs import ProfileError
 from twinserve.profiles.step_times import StepTimes, choose
+
+# How wide a printed error must be, and what it held on sources that it had not seen.
+# A bar is the size of the error, |log(ours / measured)|, that 90 % of measured points keep. A
+# source counts as MOST_OF_SOURCE points at most: the next server is another source. Suspect hosts
+# count for no bar, but what bars hold of them is counted. Nearest first: the kind of model on the
+# GPU family; its class there; its class on any GPU. A bar of one source, or of other kinds, is
+# STRANGERS times as wide.
+STRANGERS = 1.2
+LEAST_POINTS = 5
+MOST_OF_SOURCE = 10
+DENSE, FEW_BITS, MIXTURE = "dense 16 bits", "dense quantised", "mixture"
+
+
+def with_groups(rows: pd.DataFrame) -> pd.DataFrame:
+    """Scored rows with `step` (decode, prefill), `class` and `size` of the error."""
+    dense = rows.kind.str.startswith("dense")
+    few = np.where(dense, FEW_BITS, MIXTURE)
+    return rows.assign(
+        step=np.where(rows.what.isin(["tpot", "loop"]), "decode", "prefill"),
+        **{"class": np.where(rows.kind == DENSE, DENSE, few)},
+        size=np.log(rows.ratio).abs(),
+    )
+
+
+def bar(
+    rows: pd.DataFrame, kind: str, of_class: str, family: str, near: bool = False
+) -> tuple[float, int] | None:
+    """(relative error, points) of one form and step for models of this kind on this GPU family;
+    None if no level has LEAST_POINTS. near: the first level alone."""
+    same = rows["class"] == of_class
+    levels = ((rows.kind == kind) & (rows.family == family), same & (rows.family == family), same)
+    for level, chosen in enumerate(levels[:1] if near else levels):
+        part = rows[chosen]
+        if len(part) >= LEAST_POINTS:
+            wider = STRANGERS if level or part.source.nunique() == 1 else 1.0
+            return float(np.expm1(wider * _kept(part))), len(part)
+    return None
+
+
+def _kept(rows: pd.DataFrame) -> float:
+    """The size that all but MISSED keep, in weight."""
+    of_source = rows.groupby("source")["size"].transform("size").to_numpy()
+    order = np.argsort(rows["size"].to_numpy(), kind="stable")
+    weights = np.minimum(MOST_OF_SOURCE / of_source, 1.0)[order].cumsum()
+    at = np.searchsorted(weights, (1 - MISSED) * weights[-1] - 1e-12)
+    return float(rows["size"].to_numpy()[order][at])
+
+
+def bars(rows: pd.DataFrame) -> dict[tuple[str, str, str, str], tuple[float, int]]:
+    """(form, step, kind, family) -> bar, of all rows scored as the form that they ran."""
+    good = with_groups(rows[(rows.why == "") & (rows.form == rows.ran) & ~rows.suspect])
+    found = {}
+    for (ran, step), part in good.groupby(["ran", "step"]):
+        for kind, of_class, family in _kinds(part):
+            if (one := bar(part, kind, of_class, family, near=True)) is not None:
+                found[ran, step, kind, family] = one
+    return found
+
+
+def _kinds(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
+    columns = ["kind", "class", "family"]
+    return list(rows[columns].drop_duplicates().sort_values(columns).itertuples(index=False))
+
+
+def held_out(rows: pd.DataFrame) -> pd.DataFrame:
+    """Scored rows with `error` from the other sources alone. Rows for which no other source has
+    enough points are left out."""
+    good = with_groups(rows[rows.why == ""])
+    parts = []
+    for (_, _, source), part in good.groupby(["form", "step", "source"]):
+        one = part.iloc[0]
+        same = (good.form == one.form) & (good.step == one.step)
+        others = good[same & (good.source != source) & ~good.suspect]
+        for kind, of_class, family in _kinds(part):
+            found = bar(others, kind, of_class, family)
+            if found is not None:
+                mine = part[(part.kind == kind) & (part.family == family)]
+                parts.append(mine.assign(error=found[0]))
+    return pd.concat(parts) if parts else good.iloc[:0]
+
+
+# Whole simulated runs compared with benchmarks of others' servers: `public_bench.csv`.
+# Each row is `twinserve.simulate` of the row's own words, with `--error-bars` and the flags that
+# its server is known to have had. It is of chats if its client asked the chat endpoint. Lengths
+# vary around ShareGPT's means if a row gives only these. Where a row states output tokens,
+# throughput is compared in these: the drawn lengths of 100 requests have another mean than the
+# served ones.
+# Of servers whose longest requests need more KV than is derived: what they must have had.
+BLOCKS = {"qwen3-32b@h100": 2100}
+# Column of the file -> metric, and where summary.json has it in the same unit.
+METRICS = {
+    "measured_tpot_ms": ("TPOT", "{}_tpot_ms"),
+    "measured_ttft_ms": ("TTFT", "{}_ttft_ms"),
+    "measured_requests_per_s": ("throughput", "request_throughput"),
+}
+
+
+def score_runs(form: StepTimes) -> pd.DataFrame:
+    """A row for each benchmark and metric that it states: kind, source, ratio of ours to measured,
+    and of the ends of the printed range; `why` instead, if it cannot be run."""
+    benches = rows_of("public_bench.csv")
+    return pd.DataFrame([row for bench in benches for row in _scored(bench, form)])
+
+
+def _scored(bench: dict[str, str], form: StepTimes) -> Iterator[dict[str, Any]]:
+    model = find_model(ProfileName.parse(bench["profile"]).model)
+    about = {"source": bench["source"].split(" @")[0].split(" (")[0], "form": form, "why": ""}
+    about |= {"kind": kind_of_weights(model), "profile": bench["profile"]}
+    host = "suspect" if "suspect" in bench["quality"] else "as stated"
+    about |= {"workload": bench["workload"], "host": host}
+    version = bench["vllm"] if is_known(bench["vllm"]) else None
+    # one laboratory's client, of which not all rows repeat the words
+    chats = "gpustack" in bench["source"]
+    ahead = "--async-scheduling" in bench["served_as"] or release_of(bench["vllm"]) >= (0, 14)
+    try:
+        run = twinserve.simulate(
+            "vllm",
+            trace=_workload(bench),
+            profile=bench["profile"],
+            step_times=form,
+            front_end=f"vllm:chat={chats}",
+            engine_version=version,
+            async_scheduling=ahead,
+            slo="none",
+            num_blocks=BLOCKS.get(bench["profile"]),
+            error_bars=True,
+        )
+    except TwinserveError as error:
+        yield about | {"metric": "", "why": str(error)[:100]}
+        return
+    for column, (metric, path) in METRICS.items():
+        name = "p50" if bench["statistic"] == "p50" else "mean"
+        if not bench[column] or (metric == "TTFT" and "TTFT not clean" in bench["quality"]):
+            continue
+        path, measured = f"classes.rt.{path.format(name)}", float(bench[column])
+        stated = re.search(r"random_output_len=(\d+)", bench["workload"])
+        if metric == "throughput" and stated:
+            path, measured = "output_throughput", measured * int(stated[1])
+        low, high = run.summary["error_bars"][path]
+        ours = reduce(getitem, path.split("."), run.summary)
+        ratios = {"ratio": ours / measured, "low": low / measured, "high": high / measured}
+        yield about | {"metric": metric} | ratios
+
+
+def _workload(bench: dict[str, str]) -> str:
+    """Requests of one length that start together would end together, and ShareGPT's do not."""
+    if "sharegpt" in bench["served_as"] and "max_concurrency" in bench["workload"]:
+        return f"{bench['workload']},random_range_ratio=0.9"
+    return bench["workload"]
+
 
 FORMS: tuple[StepTimes, ...] = ("roofline", "operators", "auto")
 DECODES = ("tpot", "loop")

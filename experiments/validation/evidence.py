@@ -20,6 +20,7 @@ import numpy as np
 from twinserve.experiments.measured.truth import truth_folder
 from twinserve.experiments.study.output import table_lines
 from twinserve.experiments.validation.left_out import (
+    MARKS,
     gpu_of,
     operators_of,
     operators_without,
@@ -27,7 +28,6 @@ from twinserve.experiments.validation.left_out import (
     rooflines_of_other_families,
 )
 from twinserve.experiments.validation.main import DENSE, H100_STEPS, STEPS, validate_run
-from twinserve.experiments.validation.marks import MARKS
 from twinserve.experiments.validation.runs import CASES, Case, read_run
 from twinserve.experiments.validation.step_times import DECODES, validate_events
 from twinserve.profiles.composition import StepComposition, StepTimeModel

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from twinserve.experiments.apart import main as study
-from twinserve.experiments.apart.runs import OBJECTIVES, requests_of, run_point
+from twinserve.experiments.apart.main import OBJECTIVES, requests_of, run_point
 from twinserve.experiments.study.study import Scale
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.hardware import resolve_hardware

@@ -11,19 +11,17 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.experiments.study_checks import quick_run, table
-from twinserve.experiments.optimality.first_tokens import (
-    first_tokens_of_runs,
-    least_token_s,
-    most_in_time,
-)
 from twinserve.experiments.optimality.main import STUDY
 from twinserve.experiments.optimality.runs import (
     OPTIONS,
     OTHERS,
     PROBLEMS,
     deadlines_of_runs,
+    first_tokens_of_runs,
     gap_rows,
     iterations_of_a_run,
+    least_token_s,
+    most_in_time,
 )
 from twinserve.policies.bros.problem import Solution
 from twinserve.policies.registry import parse_policy

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from twinserve.experiments.routers import main as routers
-from twinserve.experiments.routers.runs import one_text, questions
+from twinserve.experiments.routers.main import one_text, questions
 from twinserve.experiments.study.study import Scale
 from twinserve.sim.fleet.routers.registry import parse_router
 

@@ -9,8 +9,13 @@ pytest.importorskip("aiconfigurator_core")
 
 from twinserve.experiments.measured.points import read_loops  # noqa: E402
 from twinserve.experiments.silicon import main  # noqa: E402
-from twinserve.experiments.silicon.loops import FORMS, loop, settings, workload  # noqa: E402
-from twinserve.experiments.silicon.main import ERRORS  # noqa: E402
+from twinserve.experiments.silicon.main import (  # noqa: E402
+    ERRORS,  # noqa: E402
+    FORMS,
+    loop,
+    settings,
+    workload,
+)
 from twinserve.experiments.study.study import Scale  # noqa: E402
 from twinserve.profiles.profile import load_profile  # noqa: E402
 

@@ -11,7 +11,7 @@ pytest.importorskip("aiconfigurator_core")
 from tests.truth import truth  # noqa: E402
 from twinserve.experiments.measured.points import Measured, read_measured  # noqa: E402
 from twinserve.experiments.measured.scores import scores, whole  # noqa: E402
-from twinserve.experiments.step_times import bars, main, runs  # noqa: E402
+from twinserve.experiments.step_times import main  # noqa: E402
 from twinserve.experiments.step_times.load import seconds  # noqa: E402
 from twinserve.profiles.composition import decode_work  # noqa: E402
 from twinserve.profiles.evidence import SERVER_ERRORS  # noqa: E402
@@ -67,17 +67,17 @@ def test_mixtures_and_quantised_models_are_near_what_was_measured(scored):
 
 def test_a_bar_caps_what_a_source_counts_and_is_wider_for_strangers():
     near = pd.DataFrame(
-        {"kind": "mixture fp8", "family": "hopper", "class": bars.MIXTURE}, range(24)
+        {"kind": "mixture fp8", "family": "hopper", "class": main.MIXTURE}, range(24)
     )
     near = near.assign(source=["a"] * 20 + ["b"] * 4, size=[0.01] * 20 + [0.2, 0.3, 0.4, 0.5])
-    assert bars.bar(near, "mixture fp8", bars.MIXTURE, "hopper") == (np.expm1(0.4), 24)
+    assert main.bar(near, "mixture fp8", main.MIXTURE, "hopper") == (np.expm1(0.4), 24)
     alone = near[near.source == "b"]
-    assert bars.bar(alone, "mixture fp8", bars.MIXTURE, "hopper") is None
+    assert main.bar(alone, "mixture fp8", main.MIXTURE, "hopper") is None
     alone = near[near.source == "a"]
-    wider = pytest.approx(np.expm1(bars.STRANGERS * 0.01))
-    assert bars.bar(alone, "mixture fp8", bars.MIXTURE, "hopper") == (wider, 20)
-    assert bars.bar(near, "mixture mxfp4", bars.MIXTURE, "ada") == (
-        pytest.approx(np.expm1(bars.STRANGERS * 0.4)),
+    wider = pytest.approx(np.expm1(main.STRANGERS * 0.01))
+    assert main.bar(alone, "mixture fp8", main.MIXTURE, "hopper") == (wider, 20)
+    assert main.bar(near, "mixture mxfp4", main.MIXTURE, "ada") == (
+        pytest.approx(np.expm1(main.STRANGERS * 0.4)),
         24,
     )
 
@@ -87,15 +87,15 @@ def test_a_source_is_scored_with_the_ranges_of_others():
     rows = rows.assign(
         form="roofline", what="tpot", kind="dense fp8", family="hopper", why="", suspect=False
     )
-    unseen = bars.held_out(rows)
+    unseen = main.held_out(rows)
     errors = unseen.groupby("source").error.first()
-    assert errors["a"] == pytest.approx(1.3**bars.STRANGERS - 1)
-    assert errors["b"] == pytest.approx(1.1**bars.STRANGERS - 1)
+    assert errors["a"] == pytest.approx(1.3**main.STRANGERS - 1)
+    assert errors["b"] == pytest.approx(1.1**main.STRANGERS - 1)
 
 
 @pytest.mark.slow
 def test_the_stored_errors_are_those_of_the_points(scored):
-    found = bars.bars(scored)
+    found = main.bars(scored)
     stored = {key: value for key, value in SERVER_ERRORS.items() if key[0] == "roofline"}
     assert found.keys() == stored.keys()
     for key, (error, count) in stored.items():
@@ -104,7 +104,7 @@ def test_the_stored_errors_are_those_of_the_points(scored):
 
 @pytest.mark.nightly
 def test_the_stored_errors_of_tables_are_those_of_the_points(points):
-    found = bars.bars(main.score(points, ["operators"]))
+    found = main.bars(main.score(points, ["operators"]))
     of_tables = {key: value for key, value in found.items() if key[0] == "operators"}
     for key, (error, count) in of_tables.items():
         assert SERVER_ERRORS[key] == (pytest.approx(error, abs=0.0011), count), key
@@ -120,9 +120,9 @@ def test_the_study_has_tables(points, monkeypatch):
 
 @pytest.mark.slow
 def test_runs_are_scored_beside_benchmarks(points, monkeypatch):
-    bench = runs.rows_of("public_bench.csv")
-    monkeypatch.setattr(runs, "rows_of", lambda name: [bench[0], bench[31]])
-    rows = runs.score_runs("roofline")
+    bench = main.rows_of("public_bench.csv")
+    monkeypatch.setattr(main, "rows_of", lambda name: [bench[0], bench[31]])
+    rows = main.score_runs("roofline")
     assert rows.metric.tolist() == ["TPOT", "TTFT", "throughput", ""]
     assert (rows.low[:3] <= rows.ratio[:3]).all() and (rows.ratio[:3] <= rows.high[:3]).all()
     assert "### Runs by source" in main.markdown_of_runs(rows)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import twinserve
-from twinserve.experiments.serving.server import (
+from twinserve.experiments.serving.limit import (
     BLOCK_TOKENS,
     ENGINE,
     any_cpu,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from twinserve.backends.live.serving.client import bench
-from twinserve.experiments.serving.server import engine_arguments, start, write_small
+from twinserve.experiments.serving.limit import engine_arguments, start, write_small
 from twinserve.sim.results.export import export_requests, write_bench
 from twinserve.sim.setup.config import SimulationConfig
 from twinserve.sim.setup.inputs import resolve

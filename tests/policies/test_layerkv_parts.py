@@ -8,7 +8,7 @@ import pytest
 from tests.policies.layerkv_runs import Truth
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
-from twinserve.policies.kv.layerwise.cells import offload_order
+from twinserve.policies.kv.layerwise.ledger import offload_order
 from twinserve.policies.layerkv.cost import (
     LayerCost,
     LayerKvEstimator,

@@ -13,7 +13,7 @@ import pytest
 from tests.parameters import each
 from tests.truth import truth
 from twinserve.experiments.validation import evidence as made
-from twinserve.experiments.validation.marks import MARKS
+from twinserve.experiments.validation.left_out import MARKS, Sample, fit_efficiency, relative_errors
 from twinserve.profiles.catalog import GPUS, find_gpu, find_model
 from twinserve.profiles.composition import StepComposition, decode_work, prefill_work
 from twinserve.profiles.evidence import (
@@ -26,7 +26,6 @@ from twinserve.profiles.evidence import (
     own_errors,
 )
 from twinserve.profiles.forms.efficiency import FAMILIES, FAMILY_FIT_ERROR, find_efficiency
-from twinserve.profiles.forms.efficiency_fit import Sample, fit_efficiency, relative_errors
 from twinserve.profiles.names import ProfileName, list_profiles
 from twinserve.profiles.profile import derive_profile, load_profile
 from twinserve.profiles.specs import ProfileError

@@ -9,7 +9,7 @@ from scipy.optimize import nnls
 
 from tests.parameters import each
 from tests.truth import truth
-from twinserve.experiments.validation.marks import MARKS
+from twinserve.experiments.validation.left_out import MARKS
 from twinserve.experiments.validation.runs import CASES, read_run, simulate, simulated_samples
 from twinserve.profiles.composition import decode_work, prefill_work
 from twinserve.profiles.forms.efficiency import BORROWED_ERROR, FAMILIES

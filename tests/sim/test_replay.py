@@ -211,7 +211,6 @@ MAY_LOOK_AT_THE_CLOCK = {
     "experiments/benchmark/measure.py",
     "experiments/justitia/overhead.py",
     "backends/live/measure/replayed.py",
-    "experiments/route/processes.py",
     "experiments/route/main.py",
     "experiments/serving/served.py",
     "backends/live/apart/connector.py",
