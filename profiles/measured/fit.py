@@ -34,10 +34,12 @@ _HUBER = 3.0  # standard deviations beyond which a sample's weight falls
 _FLOOR = 2e-3  # relative error below which a sample's weight grows no further
 # weight of a guess for a cell of the decode table that was not measured, beside a measured point
 _PRIOR = 0.02
+_WORTH = 0.9  # share of the error that a least time of large steps may leave
 
 
-def fit_steps(samples: Sequence[StepSample]) -> MeasuredModel:
-    """The tables of all samples that are not for checking, with their FitReport.
+def fit_steps(samples: Sequence[StepSample], captured: int = 0) -> MeasuredModel:
+    """The tables of all samples that are not for checking, with their FitReport. captured: tokens
+    of the engine's largest CUDA graph.
 
     ProfileError where steps of a kind are missing: two batch sizes and two contexts of pure decode
     steps, and two sizes of steps with prompt tokens.
@@ -45,7 +47,7 @@ def fit_steps(samples: Sequence[StepSample]) -> MeasuredModel:
     measured = [s for s in samples if s.kind not in (LEAVING, TRAFFIC) and not s.first]
     calm = settled(measured)
     fitted = [s for s in calm if s.kind != CHECK]
-    model = _fit(fitted)
+    model = _fit(fitted, captured)
     report = _report(model, fitted, [s for s in calm if s.kind == CHECK])
     noise, left = disturbed_share(measured), len(unsettled(measured))
     report = replace(report, disturbed=noise, unsettled=left)
@@ -116,7 +118,7 @@ def point_errors(model: StepTimeModel, samples: Sequence[StepSample]) -> dict[in
     }
 
 
-def _fit(samples: Sequence[StepSample]) -> MeasuredModel:
+def _fit(samples: Sequence[StepSample], captured: int) -> MeasuredModel:
     decodes = [s for s in samples if not len(s.work.prefill_new)]
     others = [s for s in samples if len(s.work.prefill_new)]
     even = [s for s in decodes if not _is_skewed(s.work)]
@@ -137,7 +139,7 @@ def _fit(samples: Sequence[StepSample]) -> MeasuredModel:
         batches, contexts, table, tokens, (0.0,) * len(tokens), 0.0, 0.0, 0.0, 0.0, 0.0
     )
     model = replace(model, skew=_skew(model, [s for s in decodes if _is_skewed(s.work)]))
-    return _with_prefill(model, others)
+    return _with_launches(_with_prefill(model, others), others, captured)
 
 
 def _knots(values: Sequence[int]) -> tuple[int, ...]:
@@ -249,6 +251,26 @@ def _with_prefill(model: MeasuredModel, samples: Sequence[StepSample]) -> Measur
     )
 
 
+def _with_launches(
+    model: MeasuredModel, samples: Sequence[StepSample], captured: int
+) -> MeasuredModel:
+    """With the least time of steps beyond the CUDA graphs that leaves the least absolute error, if
+    that is worth it."""
+    larger = [s for s in samples if s.work.new_tokens > captured]
+    if not captured or not larger:
+        return model
+    seconds, weights = _seconds(larger), _weights(larger)
+    tables = np.array([model.step_seconds(s.work) for s in larger])
+
+    def error(launch_s: float) -> float:
+        return float((weights * np.abs(np.maximum(tables, launch_s) / seconds - 1.0)).sum())
+
+    launch_s = min(seconds.tolist(), key=error)
+    if error(launch_s) > _WORTH * error(0.0):
+        return model
+    return replace(model, captured=captured, launch_s=launch_s)
+
+
 def _prefill_terms(model: MeasuredModel, work: StepComposition) -> tuple[float, ...]:
     new, resident, n = work.prefill_new, work.prefill_resident, work.decode_requests
     pairs = float((new * (2 * resident + new + 1)).sum()) / 2
@@ -293,7 +315,7 @@ def _report(
     points = by_point(fitted)
     kinds = {point: of_point[0].kind for point, of_point in points.items()}
     errors: dict[str, list[float]] = {}
-    for point, error in _held_out(points).items():
+    for point, error in _held_out(points, model.captured).items():
         errors.setdefault(kinds[point], []).append(abs(error))
     means = {kind: float(np.mean(errors[kind])) for kind in sorted(errors)}
     every = [error for of_kind in errors.values() for error in of_kind]
@@ -312,7 +334,7 @@ def _report(
     )
 
 
-def _held_out(points: dict[int, list[StepSample]]) -> dict[int, float]:
+def _held_out(points: dict[int, list[StepSample]], captured: int) -> dict[int, float]:
     """point -> its error when predicted from the points of the other folds; a fold that leaves too
     little is left out."""
     order = np.random.default_rng(0).permutation(sorted(points))
@@ -321,7 +343,7 @@ def _held_out(points: dict[int, list[StepSample]]) -> dict[int, float]:
         held = set(order[fold::FOLDS].tolist())
         rest = [s for point, of_point in points.items() if point not in held for s in of_point]
         try:
-            model = _fit(rest)
+            model = _fit(rest, captured)
         except ProfileError:
             continue
         errors |= point_errors(model, [s for point in held for s in points[point]])

@@ -16,7 +16,8 @@ f is piecewise linear. The two kinds are tables of their own because an engine r
 differently: pure decode steps replay whole CUDA graphs, steps with prompt tokens do not. The sums
 of the second kind are physical. All tokens pass through the same matrix products (the weights are
 read once), and attention is added per request. The decodes of a mixed step pay for their own
-contexts, at a measured share of the cost in a pure decode step.
+contexts, at a measured share of the cost in a pure decode step. A step with prompts that is larger
+than any CUDA graph is launched kernel by kernel, and takes `launch_s` or more.
 
 The tables are of steps that are repeated. What a step of real traffic takes longer is added
 (`TrafficTimes`). They are of an engine that schedules synchronously: `HiddenTimes` is subtracted
@@ -176,6 +177,8 @@ class MeasuredModel(StepTimeModel):
     """`batches` (requests) x `contexts` (tokens each) -> `decode_s` (seconds, one row a batch
     size); `tokens` -> `token_s` (seconds) is f. Knots rise strictly, times never fall.
 
+    captured  tokens of the largest CUDA graph
+    launch_s  least time of a step with prompts and more tokens, for its launches
     hidden    what asynchronous scheduling hides; None: not measured
     overlaps  the engine schedules asynchronously: a run sets this from its own settings"""
 
@@ -190,6 +193,8 @@ class MeasuredModel(StepTimeModel):
     attended_s: float = Field(ge=0)
     decode_share: float = Field(ge=0)
     skew: float = Field(default=0.0, ge=0, le=1)
+    captured: int = Field(default=0, ge=0)
+    launch_s: float = Field(default=0.0, ge=0)
     fit: FitReport | None = None
     host: HostTimes | None = None
     traffic: TrafficTimes | None = None
@@ -269,7 +274,7 @@ class MeasuredModel(StepTimeModel):
             + self.attended_s * attended
             + self.decode_share * (decode - first)
         )
-        return max(total, decode)
+        return max(total, decode, self.launch_s if n + count > self.captured else 0.0)
 
     def decode_run_seconds(self, n: int, context: int, context_max: int, steps: int) -> np.ndarray:
         if not n:

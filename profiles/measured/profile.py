@@ -20,6 +20,7 @@ from twinserve.profiles.measured.samples import (
 )
 from twinserve.profiles.models.config import read_config
 from twinserve.profiles.names import ProfileName
+from twinserve.profiles.operators.model import default_capture
 from twinserve.profiles.profile import HOST_SWAP_BYTES, Profile
 from twinserve.profiles.sampling import relative_nnls
 from twinserve.profiles.specs import GpuSpec, ModelSpec, ProfileError, one_line
@@ -45,7 +46,9 @@ def measured_profile(measurement: Measurement, llm: ModelSpec, name: str | None 
     tp = int(facts["tensor_parallel_size"])
     settings = facts["settings"]
     rate, swap_note = _link(measurement)
-    fitted = fit_steps(measurement.steps)
+    graphs = settings["graphs"] and facts["device_type"] == "gpu"
+    captured = default_capture(settings["max_num_seqs"]) if graphs else 0
+    fitted = fit_steps(measurement.steps, captured)
     fit = replace(fitted.fit, partial=facts.get("partial", ""))
     step_model = replace(fitted, host=_host_times(measurement), fit=fit)
     try:

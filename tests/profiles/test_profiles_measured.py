@@ -260,6 +260,23 @@ def test_uneven_contexts_cost_more_where_they_do():
     assert fitted().skew == 0.0
 
 
+def test_steps_beyond_the_graphs_wait_for_their_launches():
+    least_s = 3 * TRUTH.step_seconds(step(0, 0, (256, 0)))
+
+    class Launched:
+        def step_seconds(self, work):
+            larger = len(work.prefill_new) and work.new_tokens > 256
+            return max(TRUTH.step_seconds(work), least_s if larger else 0.0)
+
+    taken = samples(truth=Launched())
+    model = fit_steps(taken, captured=256)
+    assert model.captured == 256 and model.launch_s == pytest.approx(least_s, rel=0.05)
+    assert model.step_seconds(step(0, 0, (257, 0))) == model.launch_s
+    assert model.step_seconds(step(0, 0, (256, 0))) < least_s / 2
+    assert model.fit.errors["all"] < fit_steps(taken).fit.errors["all"]
+    assert fit_steps(samples(), captured=256) == fitted()  # none is worth it
+
+
 @pytest.mark.parametrize(
     ("kinds", "words"),
     [((), "batch sizes"), (("decode",), "prompt tokens"), (("prefill", "mixed"), "batch sizes")],
