@@ -37,7 +37,7 @@ LONGEST = (
     "live/test_disturbed_live.py", "test_readme.py", "sim/test_physics.py",
     "experiments/test_campaign_engine.py", "live/test_route_events_live.py",
     "live/test_serving_clients_http.py", "sim/test_fleet_conservation.py", "fuzz/test_fuzz.py",
-    "test_tutorial.py", "sim/test_sweep_killed.py", "test_guide.py", "identity/test_identity.py",
+    "sim/test_sweep_killed.py", "test_guide.py", "identity/test_identity.py",
     "experiments/test_systems.py", "sim/test_saturation.py", "live/test_drafts_live.py",
     "live/test_front_end_live.py", "policies/test_policies_on_ledgers.py",
     "sim/test_serving_fit.py", "experiments/test_matrices.py", "sim/test_report_browser.py",

@@ -49,7 +49,7 @@ FILES = {
 }
 PARTS = ("identity", "fleet", "fuzz", "live", "pages", "faults")
 ALONE = ("live", "faults")  # tests compare wall times, or the command has workers of its own
-LIVE = r"mark\.live|test_readme\.cases"  # some of a page's commands are
+LIVE = r"mark\.live"
 READERS = "tests/traces/test_trace_bad_input.py"
 MARKS = "(nightly or hypothesis)"
 SHARES = {"tests/live/test_twin_pressure.py": 50}  # files whose tests take more than 40 minutes

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests import test_readme, test_sweep_page
+from tests import test_readme
 
 _LIKE = 0.6  # of two lines, for one to be the other's successor
 
@@ -55,9 +55,7 @@ def main(pages: list[Path]) -> None:
         text = page.read_text(encoding="utf-8")
         with TemporaryDirectory() as name:
             folder = Path(name)
-            test_readme.provide(folder)
-            for file, content in test_sweep_page.JSON.findall(text):
-                folder.joinpath(file).write_text(content)
+            test_readme.provide(page, folder)
             for shown, said in printed(page, folder):
                 if shown.strip():
                     text = text.replace(shown.strip("\n"), refreshed(shown.strip("\n"), said))
@@ -65,4 +63,4 @@ def main(pages: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(name) for name in sys.argv[1:]] or [*test_readme.PAGES, test_sweep_page.PAGE])
+    main([Path(name).resolve() for name in sys.argv[1:]] or [*test_readme.PAGES])

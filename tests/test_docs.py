@@ -4,7 +4,10 @@ import ast
 import re
 from pathlib import Path
 
+from tests.identity.engines_table import read_results, table
 from tests.parameters import each
+from twinserve.backends.live.versions import KNOWN
+from twinserve.policies.baselines.vllm import RULES
 from twinserve.policies.registry import LEDGERS
 from twinserve.sim.fleet.routers.registry import ROUTERS
 from twinserve.traces.readers.options import OWN_READERS
@@ -102,3 +105,29 @@ def test_pages_do_name_paths_and_modules():
     assert sum(len(NAMES.findall(text)) for text in texts) > 60
     assert not is_there("sim/engine.py") and not is_there("sim/cli_*.py") and is_there("slots.py")
     assert not resolves(["sim", "engine", "Engine"]) and not resolves(["sim", "setup", "run", "x"])
+
+
+# docs/invariants.md: its table is of the results, and its rules are those of policy `vllm`.
+ENGINES = (ROOT / "docs" / "invariants.md").read_text()
+RESULTS = read_results(ROOT / "docs" / "results" / "engines")
+
+
+def test_the_table_is_that_of_the_results():
+    assert table(RESULTS) in ENGINES
+
+
+def test_every_release_decides_as_policy_vllm_does_with_its_rules():
+    for one in RESULTS:
+        assert one["identity"]["parted"] == {}, one["vllm"]
+        assert RULES[one["release"]].__dict__ == one["rules"]
+
+
+def test_no_release_is_said_to_work_for_what_it_lacks():
+    missing = {one["vllm"]: one["missing"] for one in RESULTS}
+    for release, uses in KNOWN.items():
+        assert [use for use in uses if missing[release][use]] == []
+
+
+def test_the_page_names_every_release_that_an_option_stands_for():
+    for release in RULES:
+        assert f"`{release}`" in ENGINES

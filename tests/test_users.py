@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import test_guide, test_journeys, test_readme, test_sweep_page, test_tutorial
+from tests import test_guide, test_journeys, test_readme
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _, *_SECTIONS = re.split(r"^## For an? ", (DOCS / "tutorial.md").read_text("utf-8"), flags=re.M)
 USERS = {section.partition("\n")[0]: section for section in _SECTIONS}
-RUN = (*test_readme.PAGES, test_tutorial.PAGE, test_sweep_page.PAGE, test_guide.PAGE)
+RUN = (*test_readme.PAGES, test_guide.PAGE)
 QUOTING = [DOCS / "bros.md"]
 
 

@@ -12,7 +12,7 @@ from tests.truth import truth  # noqa: E402
 from twinserve.experiments.measured.points import Measured, read_measured  # noqa: E402
 from twinserve.experiments.measured.scores import scores, whole  # noqa: E402
 from twinserve.experiments.step_times import main  # noqa: E402
-from twinserve.experiments.step_times.load import seconds  # noqa: E402
+from twinserve.experiments.step_times.main import seconds  # noqa: E402
 from twinserve.profiles.composition import decode_work  # noqa: E402
 from twinserve.profiles.evidence import SERVER_ERRORS  # noqa: E402
 from twinserve.profiles.profile import load_profile  # noqa: E402

@@ -16,7 +16,7 @@ from twinserve.sim.report.html import write_report
 from twinserve.sim.results.export import bench_result
 from twinserve.sim.results.files import write_run
 from twinserve.sim.twin import compare
-from twinserve.sim.twin.compare_terms import rerun
+from twinserve.sim.twin.compare_report import run_again
 from twinserve.sim.twin.queues import queue_of
 from twinserve.sim.twin.served import LATENCIES, Served, of_measurement, of_run
 from twinserve.sim.twin.stability import Nudge, parts_beside
@@ -88,7 +88,7 @@ def test_classes_stand_beside_each_other(base):
 
 @pytest.mark.slow
 def test_a_term_is_named_only_where_its_run_came_closer(base, measured):
-    found = list(rerun(base, [measured(run_of(decode=1.2))], server=False))
+    found = list(run_again(base, [measured(run_of(decode=1.2))], server=False))
     best = min(found, key=lambda one: one.error)
     assert (best.term, best.change) == ("step times", "decodes 20 % longer")
     assert best.closer and best.error < best.before / 3
