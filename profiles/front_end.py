@@ -53,7 +53,8 @@ class Threads:
     """What threads do, in seconds of CPU time on the front end's host.
 
     accept_s, submit_s  a request: before it is tokenised, and after
-    prompt_token_s      a token of its prompt, on the same thread
+    prompt_token_s      a token of its prompt, on the same thread, before the engine
+    detokenise_s        the same with the request's first output
     tokenise_s          a token of its prompt, on the tokeniser's thread
     step_s, token_s     a step's outputs: each step, and each token of a request
     chunk_s             each message to a client
@@ -71,6 +72,7 @@ class Threads:
     step_s: float = Field(ge=0, lt=10)
     token_s: float = Field(ge=0, lt=1)
     chunk_s: float = Field(ge=0, lt=1)
+    detokenise_s: float = Field(0.0, ge=0, lt=1)
     chat_s: float = Field(0.0, ge=0, lt=10)
     launch_s: float = Field(0.0, ge=0, lt=10)
     client_request_s: float = Field(0.0, ge=0, lt=10)
@@ -162,7 +164,8 @@ class FrontEnd:
         seconds = delays.request_side(prompt_tokens) + delays.response_s
         if (s := delays.service) is not None:
             once = (s.client_request_s, s.accept_s, s.chat_s, s.batch_wait_s, s.submit_s)
-            seconds += sum(once) + (s.tokenise_s + s.prompt_token_s) * prompt_tokens
+            token_s = s.tokenise_s + s.prompt_token_s + s.detokenise_s
+            seconds += sum(once) + token_s * prompt_tokens
             seconds += s.step_s + s.token_s + 0.5 * (s.chunk_s + s.client_chunk_s)
         return seconds
 
@@ -189,7 +192,7 @@ class FrontEnd:
         factor = _host_factor(self.threads, serving)
         kind = "chat" if serving.chat else "request"
         request = 1e3 * (t.accept_s + t.chat_s + t.submit_s)
-        prompt = 1e6 * (t.prompt_token_s + t.tokenise_s)
+        prompt = 1e6 * (t.prompt_token_s + t.tokenise_s + t.detokenise_s)
         threads = "one thread" if t.servers == 1 else f"{t.servers} threads"
         terms = [
             f"{threads}, {request:.3g} ms a {kind}",
@@ -238,7 +241,8 @@ def published() -> dict[str, FrontEnd]:
     threads = Threads(
         accept_s=0.40e-3,
         submit_s=0.45e-3,
-        prompt_token_s=1.2e-6,
+        prompt_token_s=0.77e-6,
+        detokenise_s=0.43e-6,
         tokenise_s=1.7e-6,
         step_s=0.27e-3,
         token_s=17e-6,

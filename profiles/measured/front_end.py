@@ -56,16 +56,16 @@ def fit_front_end(
 ) -> FrontEnd:
     """The terms, of a host whose factor is 1. ValueError if all prompts of `exchanges` are as long.
 
-    Latencies are what single requests usually take on top of their jobs on threads. The first
-    outputs of a long prompt take longer: that counts as a job before the engine. The split of a
-    request's work before and after tokenising, a chat's template and the launch of a step are the
-    published ones. `fit_error` is of each half of the exchanges as the other half predicts it.
+    Latencies are what single requests usually take on top of their jobs on threads. A chat's
+    template and the launch of a step are the published ones. So are the shares of a request's work
+    after tokenising, and of a prompt token's after the engine. `fit_error` is of each half of the
+    exchanges as the other half predicts it.
     """
     threads = fit_threads(loads)
     service = service_of(threads, Serving())
     once_s = service.client_request_s + service.accept_s + service.submit_s
     back_s = service.step_s + service.token_s + 0.5 * (service.chunk_s + service.client_chunk_s)
-    token_s = service.tokenise_s + service.prompt_token_s
+    token_s = service.tokenise_s + service.prompt_token_s + service.detokenise_s
     if len({e.prompt_tokens for e in exchanges}) < 2:
         raise ValueError("all prompts have one length; the time of a token needs several")
 
@@ -75,7 +75,8 @@ def fit_front_end(
         more = beyond - once_s - back_s - token_s * lengths
         slope = max(float(np.polyfit(lengths, more, 1)[0]), 0.0)
         both_s = max(float(np.median(more - slope * lengths)), 0.0)
-        _, back = _usual(some, [e.seen_s[0] - e.engine_s[0] for e in some])
+        lengths, back = _usual(some, [e.seen_s[0] - e.engine_s[0] for e in some])
+        back -= service.detokenise_s * lengths
         response_s = min(max(float(back[0]) - back_s, 0.0), both_s)
         return np.array([both_s - response_s, slope, response_s])
 
@@ -105,9 +106,11 @@ def fit_threads(loads: Sequence[Load]) -> Threads:
     columns = [_column(seen, name) for name in ("requests", "messages")]
     client_request_s, client_chunk_s = _solve(columns, _column(seen, "client_s"))
     before = _SHIPPED.accept_s / (_SHIPPED.accept_s + _SHIPPED.submit_s)
+    engine = _SHIPPED.prompt_token_s / (_SHIPPED.prompt_token_s + _SHIPPED.detokenise_s)
     return replace(
         _SHIPPED, accept_s=before * request_s, submit_s=(1 - before) * request_s,
-        prompt_token_s=prompt_token_s, tokenise_s=tokenise_s, step_s=step_s, token_s=token_s,
+        prompt_token_s=engine * prompt_token_s, detokenise_s=(1 - engine) * prompt_token_s,
+        tokenise_s=tokenise_s, step_s=step_s, token_s=token_s,
         chunk_s=chunk_s, client_request_s=client_request_s, client_chunk_s=client_chunk_s,
         host_factor=1.0,
     )  # fmt: skip
@@ -117,7 +120,7 @@ def server_seconds(threads: Threads, loads: Sequence[Load]) -> np.ndarray:
     """float64[n]: CPU seconds of the event loop's thread for each load, as the terms have it."""
     return (
         (threads.accept_s + threads.submit_s) * _column(loads, "requests")
-        + threads.prompt_token_s * _column(loads, "prompt_tokens")
+        + (threads.prompt_token_s + threads.detokenise_s) * _column(loads, "prompt_tokens")
         + threads.step_s * _column(loads, "steps")
         + threads.token_s * _column(loads, "tokens")
         + threads.chunk_s * _column(loads, "messages")

@@ -96,8 +96,9 @@ def _tell(front_end: FrontEnd, loads: list[Load], exchanges: list[Exchange]) -> 
     t = front_end.threads
     print(front_end.describe())
     lines = {
-        "a request": f"{1e3 * (t.accept_s + t.submit_s):.2f} ms, {1e6 * t.prompt_token_s:.2f} us a "
-        f"prompt token; {1e6 * t.tokenise_s:.2f} us on the tokeniser's thread",
+        "a request": f"{1e3 * (t.accept_s + t.submit_s):.2f} ms, "
+        f"{1e6 * (t.prompt_token_s + t.detokenise_s):.2f} us a prompt token; "
+        f"{1e6 * t.tokenise_s:.2f} us on the tokeniser's thread",
         "outputs": f"{1e3 * t.step_s:.2f} ms a step, {1e6 * t.token_s:.1f} us a token, "
         f"{1e6 * t.chunk_s:.1f} us a message",
         "the client": f"{1e3 * t.client_request_s:.2f} ms a request, {1e6 * t.client_chunk_s:.1f} "

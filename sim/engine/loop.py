@@ -452,11 +452,13 @@ class Engine:
         recorded = int(self.core.under_way)
         return steps - recorded + int(outcome.start_s < before_s) + later
 
-    def ended(self, after_s: float, until_s: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for steps that ended after `after_s` and by `until_s` (seconds, not after now),
-        when each ended and how many requests it had: float64[n] each. Steps inside a run are
-        included."""
+    def ended(self, after_s: float, until_s: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return when steps ended after `after_s` and by `until_s` (seconds, not after now), and
+        their requests. The third are prompt tokens of those that got their first token. float64[n]
+        each, steps inside a run included."""
         ends_s, requests = self.recorder.ended(after_s, until_s)
+        known = self.recorder.first_prompts or {}
+        prompts = [known.get(end_s, 0) for end_s in ends_s]
         if self._step is not None and not self.core.under_way:
             executed = self._step.executed
             more = executed.outcome.ends_s
@@ -464,7 +466,12 @@ class Engine:
             ends_s += more.tolist()
             work = executed.work
             requests += [work.decode_requests + len(work.prefill_new)] * len(more)
-        return np.array(ends_s, np.float64), np.array(requests, np.float64)
+            table, rows = self.core.requests, executed.outcome.emitted
+            first = int(table.prompt_tokens[rows[table.output_tokens[rows] == 0]].sum())
+            begin_s = executed.outcome.ends_s[0]
+            prompts += [first if end_s == begin_s else 0 for end_s in more.tolist()]
+        ends, counts, firsts = (np.array(c, np.float64) for c in (ends_s, requests, prompts))
+        return ends, counts, firsts
 
     def load(self, at_s: float) -> Load:
         """Return running requests, waiting requests and held memory at `at_s` (seconds, not after

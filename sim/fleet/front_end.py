@@ -150,10 +150,10 @@ class Between:
         """Outputs of the replica's steps that ended by then are in the queues of its threads."""
         threads = self._servers[index]
         engine = self.fleet.replicas[index].engine
-        ends_s, tokens = engine.ended(threads[0].last_s, until_s)
+        ends_s, tokens, prompts = engine.ended(threads[0].last_s, until_s)
         if len(ends_s):
             for thread in threads:
-                thread.outputs(ends_s, tokens / len(threads))
+                thread.outputs(ends_s, tokens / len(threads), prompts / len(threads))
 
     def _advance(self, until_s: float) -> None:
         """Outputs of steps that ended by then are in the queues of servers, and what these had
@@ -164,6 +164,8 @@ class Between:
             if index == len(self._servers):
                 threads = [ServerThread(service, index) for _ in range(service.servers)]
                 self._servers.append(threads)
+                if service.detokenise_s:
+                    self.fleet.replicas[index].engine.recorder.first_prompts = {}
             self._take_outputs(index, until_s)
         every = [thread for threads in self._servers for thread in threads]
         new = [thread.handled(until_s) for thread in every]
@@ -216,7 +218,7 @@ class ServerThread(Thread):
         # for requests: short turns, seconds of work, short turns, what happens after them
         self.asked: list[tuple[int, float, int, Event]] = []
         self.turning = False  # some are asked for
-        self._step_s = service.step_s
+        self._step_s, self._prompt_s = service.step_s, service.detokenise_s
         self._token_s, self._chunk_s = service.token_s, service.chunk_s
         self._interval = service.stream_interval
         self.last_s = -1.0  # end of the last step given
@@ -227,11 +229,12 @@ class ServerThread(Thread):
         self.client_s: list[float] = []
         self._chunks: list[float] = []
 
-    def outputs(self, ends_s: np.ndarray, tokens: np.ndarray) -> None:
-        """Steps ended at these times (float64[n]), each with so many tokens of requests
-        (float64[n])."""
+    def outputs(self, ends_s: np.ndarray, tokens: np.ndarray, prompts: np.ndarray) -> None:
+        """Steps ended at these times (float64[n]), each with so many tokens of requests, and first
+        ones of prompts of so many tokens (float64[n])."""
         chunks = tokens / self._interval
         fixed_s, stream_s = self._step_s + self._token_s * tokens, self._chunk_s * chunks
+        fixed_s += self._prompt_s * prompts
         before, free_s = len(self.ends_s), self.free_s
         self.last_s = float(ends_s[-1])
         self.ends_s += ends_s.tolist()

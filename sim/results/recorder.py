@@ -71,6 +71,8 @@ class StepRecorder:
         # of plans without a step: preempted (recompute, swap), bytes (to host, to device)
         self._pending = [0, 0, 0, 0]
         self.steps = 0
+        # prompt tokens of requests with their first token, by the step's end; None: not asked for
+        self.first_prompts: dict[float, int] | None = None
         self._idle: list[tuple[float, int, int, int]] = []  # since, running, waiting, used blocks
 
     _STEP_COLUMNS = (
@@ -242,6 +244,8 @@ class StepRecorder:
     def completed(self, executed: Executed, first_gaps: np.ndarray, requests: RequestTable) -> None:
         """Record a booked outcome. first_gaps: from EngineCore.complete."""
         rows, ends = executed.outcome.emitted, executed.outcome.ends_s
+        if self.first_prompts is not None and len(first := rows[np.isnan(first_gaps)]):
+            self.first_prompts[float(ends[0])] = int(requests.prompt_tokens[first].sum())
         n_be, found = columns.split_gaps(rows, first_gaps, requests.service_class)
         self._gaps += found
         if len(self._gaps) >= _PACK:

@@ -170,6 +170,7 @@ def exchanges(request_s=0.003, token_s=2e-6, response_s=0.004, noise=0.0, n=20):
         queued = start + once_s + token_s * length + rng.exponential(noise or 1e-12)
         engine = queued + 1e-5 * length + 0.01 * np.arange(1, 9)
         seen = engine + response_s + rng.exponential(noise or 1e-12)
+        seen[0] += t.detokenise_s * length
         found.append(Exchange(length, float(start), queued, engine.tolist(), seen.tolist()))
     return found
 

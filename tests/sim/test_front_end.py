@@ -177,7 +177,7 @@ def test_a_token_is_seen_when_the_replica_that_gave_it_sent_it():
 # -- threads ---------------------------------------------------------------------------------------
 SERVICE = Service(
     accept_s=1e-3, submit_s=1e-3, prompt_token_s=1e-6, tokenise_s=2e-6, step_s=3e-4, token_s=2e-5,
-    chunk_s=3e-5, client_request_s=4e-4, client_chunk_s=3e-5,
+    chunk_s=3e-5, client_request_s=4e-4, client_chunk_s=3e-5, detokenise_s=5e-7,
 )  # fmt: skip
 QUEUED = Delays(1e-3, 0.0, 5e-4, SERVICE)
 
@@ -197,7 +197,7 @@ def beyond(run: Small) -> np.ndarray:
 def test_alone_a_request_takes_the_sum_of_its_jobs():
     more = beyond(simulate(crowd(4, at_once=False), front_end=QUEUED))
     jobs = 4e-4 + 2e-3 + 3e-6 * 100 + 1e-3  # until it is in the engine's queue
-    jobs += 3e-4 + 2e-5 + 1.5e-5 + 1.5e-5 + 5e-4
+    jobs += 3e-4 + 2e-5 + 5e-7 * 100 + 1.5e-5 + 1.5e-5 + 5e-4
     np.testing.assert_allclose(more, jobs, rtol=1e-6)
 
 
@@ -232,7 +232,9 @@ def test_no_token_is_seen_before_its_step_ended_and_none_before_an_earlier_one()
     assert (rows["ended_s"] == rows["last_token_s"]).all()
 
 
-def in_turns(service: Service, steps: list[tuple[float, float]]) -> tuple[list[float], float]:
+def in_turns(
+    service: Service, steps: list[tuple[float, float, float]]
+) -> tuple[list[float], float]:
     """When outputs are written, and when the thread is free: one output after another, those that
     wait together in one go."""
     seen, free, i = [], 0.0, 0
@@ -240,7 +242,8 @@ def in_turns(service: Service, steps: list[tuple[float, float]]) -> tuple[list[f
         begin = max(free, steps[i][0])
         taken = [step for step in steps[i:] if step[0] <= begin]
         stream = service.chunk_s * taken[0][1]
-        fixed = sum(service.step_s + service.token_s * tokens for _, tokens in taken)
+        fixed = sum(service.step_s + service.token_s * tokens for _, tokens, _ in taken)
+        fixed += service.detokenise_s * sum(prompts for _, _, prompts in taken)
         seen += [begin + fixed + 0.5 * stream] * len(taken)
         free, i = begin + fixed + stream, i + len(taken)
     return seen, free
@@ -251,9 +254,11 @@ def in_turns(service: Service, steps: list[tuple[float, float]]) -> tuple[list[f
 def test_runs_of_steps_are_handled_as_their_steps_would_be(tokens, pieces):
     rng = np.random.default_rng(tokens)
     ends, thread = np.cumsum(rng.exponential(0.01, 300)), ServerThread(SERVICE, 0)
-    for part in np.array_split(ends, pieces):
-        thread.outputs(part, np.full(len(part), float(tokens)))
-    seen, free = in_turns(SERVICE, [(end, tokens) for end in ends.tolist()])
+    prompts = 4000.0 * rng.integers(0, 2, 300)  # tokens, of first outputs
+    for part, first in zip(*(np.array_split(a, pieces) for a in (ends, prompts)), strict=True):
+        thread.outputs(part, np.full(len(part), float(tokens)), first)
+    steps = zip(ends.tolist(), [tokens] * 300, prompts.tolist(), strict=True)
+    seen, free = in_turns(SERVICE, list(steps))
     np.testing.assert_allclose(thread.seen_s, seen)
     assert thread.free_s == pytest.approx(free)
 
