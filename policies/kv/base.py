@@ -9,7 +9,7 @@ the transfers that its changes imply are collected and handed to the plan by `ta
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -310,6 +310,18 @@ class KvLedger(ABC):
         raise ValueError(
             f"the {self.name} ledger publishes no KV events; use one that does, as kv=paged"
         )
+
+    def lost_in_run(
+        self, rows: np.ndarray, told: int, steps: Sequence[int]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield what decodes of `rows` will evict: one of `steps` (ascending, after step `told`),
+        and the contents (int64[n]) that are lost by then, and were not at the step yielded before
+        or at `told`. Steps count from 1, as in `decode_steps`; `extend` will do the same."""
+        yield from ()
+
+    def foretell(self, contents: np.ndarray) -> None:
+        """Tell listeners now that `contents` (int64[n], of `lost_in_run`) are lost. It is no event
+        when `extend` evicts them."""
 
     # -- trying ------------------------------------------------------------------------------------
     @abstractmethod

@@ -70,6 +70,17 @@ class KvEvents:
         if self._pool.undo is None:
             self.publish()
 
+    def foretell(self, contents: np.ndarray) -> None:
+        """Tell now that `contents` (int64[n], each once) are lost. The pool loses them later, at
+        the end of a run of steps, and that is no event any more."""
+        shared = contents[contents < len(self._told)]
+        lost = np.sort(shared[self._told[shared]])
+        if not len(lost):
+            return
+        self._told[lost] = False
+        for listener in self._listeners:
+            listener.removed(lost)
+
     def publish(self) -> None:
         """Nothing is tried any more: tell what has changed."""
         if not self._touched:

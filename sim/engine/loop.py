@@ -69,6 +69,7 @@ class Engine:
         self._carried: set[int] = set()  # rows with tokens of another engine, none yet of this one
         self.tier: HostTier | None = None  # behind the ledger; set before the first request
         self.on_step: Callable[[], None] | None = None  # a step, or a run of them, is booked
+        self.on_run: Callable[[], None] | None = None  # is about to be booked (`run`)
         self.decision_overhead = decision_overhead
         self.decision_seconds = array("d")  # wall time of each plan
         self._wake = clock.event()
@@ -441,6 +442,15 @@ class Engine:
             self.backend.cut(executed, self._last + 1)
             yield self.clock.at(float(ends[self._last]), self._steps)
 
+    def run(self) -> tuple[Step, int] | None:
+        """Return the run of steps under way whose memory the ledger gives at its end, and for how
+        many of its steps single steps would have taken theirs by now. None: there is none."""
+        step, core = self._step, self.core
+        if self.down or step is None or core.under_way:
+            return None
+        begun = 1 + self._boundaries(step.executed.outcome.ends_s[:-1], self.clock.now)
+        return step, begun + core.asynchronous
+
     def steps_begun(self, before_s: float) -> int:
         """Return how many steps began before `before_s` (seconds, not after now), those inside a
         run of steps included."""
@@ -508,6 +518,8 @@ class Engine:
     def _record(self, step: Step) -> None:
         if not self.core.under_way:
             self._record_plan(step)
+            if self.on_run is not None:
+                self.on_run()
         self._book(step)
 
     def _book(self, step: Step) -> None:

@@ -59,6 +59,7 @@ class Fleet:
         self._announced: set[tuple[int, int]] = set()  # replica, group; only asked
         self._held = Held()
         self._news: deque[News] = deque()  # of prefix caches, on the way to the router
+        self._caches: dict[int, KvNews] = {}  # by replica, of those that tell a router
         self._order: FleetOrder | None = None  # of applications, where the router stamps one
         self._ordered_by: Policy | None = None  # whose it is
         self.over = False  # no event is left: closed loops end
@@ -124,7 +125,8 @@ class Fleet:
         router.on_came(replica.index)
         ledger = replica.engine.core.ledger
         if ledger.publishes_events and router.hears_kv_events():
-            ledger.subscribe(KvNews(replica, router, self.clock, self._news))
+            news = self._caches[replica.index] = KvNews(replica, router, self.clock, self._news)
+            ledger.subscribe(news)
         self._ask_again()
         self._pull_soon()
 
@@ -166,6 +168,7 @@ class Fleet:
                 f"{replica.label} cannot fail inside an event of its own engine; fail it from a "
                 "process of the clock"
             )
+        self._catch_up(index)
         replica.failed = True
         self._count_service()
         seen = replica.life is not Life.UP
@@ -205,10 +208,15 @@ class Fleet:
     def hear(self, index: int, heard: bool) -> None:
         """Set whether measurements and KV events of a replica reach its router."""
         silent_s = self._side(self._replica(index))[1].silent_s
+        self._catch_up(index)
         if heard:
             silent_s.pop(index, None)
         else:
             silent_s.setdefault(index, self.clock.now)
+
+    def _catch_up(self, index: int) -> None:
+        if index in self._caches:
+            self._caches[index].catch_up()
 
     def _replica(self, index: int) -> Replica:
         if not 0 <= index < len(self.replicas):
@@ -322,6 +330,8 @@ class Fleet:
         view.now = self.clock.now
         if self._pool is not None and offline(request):
             return self._pool.place(request)
+        for cache in self._caches.values():
+            cache.catch_up()
         if self._news:
             deliver(self._news, self.clock.now)
         choice = self._choose(request)

@@ -3,13 +3,16 @@ Also the names of contents, and KV events on their way to the router."""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from twinserve.policies.kv.events import KvListener
 from twinserve.sim.engine.clock import Clock
+from twinserve.sim.engine.step import Step
 from twinserve.sim.fleet.replica import Life, Replica
 from twinserve.sim.fleet.routers.base import Router
 from twinserve.traces.workload import Workload, WorkloadError
@@ -245,6 +248,9 @@ class KvNews:
 
     on_the_way  where news wait that take their time (`Signals.events_age_s`), in order; the fleet
                 delivers what is due before the router decides
+
+    A ledger gives a run of steps its memory at the run's end. So what the steps until now evict is
+    asked for (`catch_up`) before the router decides, and before its replica fails or falls silent.
     """
 
     def __init__(
@@ -255,12 +261,38 @@ class KvNews:
         self._clock = clock
         self._on_the_way = on_the_way
         self._count = 0
+        self._run: Step | None = None  # caught up with, as far as `_told` of its steps
+        self._told = 1
+        self._at_s: float | None = None  # when the step planned that is told of; None: now
+        signals = router.signals
+        self._step_by_step = signals.events_age_s > 0 or signals.events_lost > 0
+        if self._step_by_step:  # when each event was, or its number, says what comes of it
+            replica.engine.on_run = self.catch_up
 
     def stored(self, contents: np.ndarray) -> None:
         self._tell(True, contents)
 
     def removed(self, contents: np.ndarray) -> None:
         self._tell(False, contents)
+
+    def catch_up(self) -> None:
+        """Tell what the steps of a run under way have evicted by now."""
+        engine = self._replica.engine
+        run = engine.run()
+        if run is None:
+            return
+        step, steps = run
+        if step is not self._run:
+            self._run, self._told = step, 1
+        if steps <= self._told:
+            return
+        ledger, outcome = engine.core.ledger, step.executed.outcome
+        upto = range(self._told + 1, steps + 1) if self._step_by_step else (steps,)
+        for planned, contents in ledger.lost_in_run(step.plan.rows, self._told, upto):
+            before = planned - 2 - engine.core.asynchronous  # step at whose end it was planned
+            self._at_s = float(outcome.ends_s[before]) if before >= 0 else outcome.start_s
+            ledger.foretell(contents)
+        self._told, self._at_s = steps, None
 
     def _tell(self, stored: bool, contents: np.ndarray) -> None:
         signals = self._router.signals
@@ -269,8 +301,9 @@ class KvNews:
         if signals.event_is_lost(index, self._count - 1) or index in self._router.view.silent_s:
             return
         if signals.events_age_s:
-            due_s = self._clock.now + signals.events_age_s
-            self._on_the_way.append(News(due_s, self, stored, contents.copy()))
+            at_s = self._clock.now if self._at_s is None else self._at_s
+            news = News(at_s + signals.events_age_s, self, stored, contents.copy())
+            insort(self._on_the_way, news, key=_due_s)
         else:
             self.arrive(stored, contents)
 
@@ -280,6 +313,9 @@ class KvNews:
             self._router.view.now = self._clock.now
             hear = self._router.on_stored if stored else self._router.on_removed
             hear(self._replica.index, contents)
+
+
+_due_s = attrgetter("due_s")
 
 
 def deliver(news: deque[News], now: float) -> None:

@@ -16,15 +16,18 @@ class Listener:
 
     stored, removed  contents, so far
     unsaid           rollbacks that took back something that others could have found, or not
+    foretold         contents told as lost in a run of steps, before the ledger extends its rows
     """
 
     def __init__(self, ledger: PagedLedger, index: PrefixIndex, replica: int = 0) -> None:
         self.ledger, self.index, self.replica = ledger, index, replica
         self.held: set[int] = set()
-        self.stored_blocks = self.removed_blocks = self.unsaid = 0
+        self.stored_blocks = self.removed_blocks = self.unsaid = self.foretold = 0
         self._feed = index.add(replica)
         self._rollback = ledger.rollback
         ledger.rollback = self.rollback
+        self._extend = ledger.extend
+        ledger.extend = self.extend
         ledger.subscribe(self)
 
     def stored(self, contents):
@@ -51,6 +54,24 @@ class Listener:
     def rollback(self, mark: int) -> None:
         self.unsaid += findable(self.ledger) != self.held
         self._rollback(mark)
+
+    def extend(self, rows, steps: int) -> None:
+        """What the run evicts is known before, step by step as well as at once."""
+        if self.ledger.pool.undo is not None:
+            self._extend(rows, steps)
+            return
+        singly = list(self.ledger.lost_in_run(rows, 0, range(1, steps + 1)))
+        known = {name for _, contents in singly for name in contents.tolist()}
+        before = set(self.held)
+        for _, contents in self.ledger.lost_in_run(rows, 0, [steps]):
+            assert known == set(contents.tolist())
+            self.ledger.foretell(contents)
+        assert before - self.held == known & before
+        self.foretold += len(before - self.held)
+        there = set(self.held)
+        self._extend(rows, steps)
+        assert not there - self.held, "an eviction that was not foretold"
+        assert not known & self.held, "a text was told as lost and is found"
 
     def compare(self) -> None:
         """What was heard is what the ledger holds; every row of the table finds as much in the

@@ -92,6 +92,30 @@ def test_a_text_is_stored_once_and_removed_with_its_last_copy():
     assert desk.admit(desk.submit(more=4)) and desk.notes.take() == [-1]
 
 
+def test_evictions_of_a_run_are_told_when_its_steps_come_to_them():
+    """Four tokens a block: the row takes a block at steps 1, 5, 9, 13 and 17, the first a blank
+    one. Two copies of a text are cached, so that only the second of each is a loss."""
+    desk = Desk(blocks=6)
+    first, second = desk.submit(0, 1), desk.submit(0, 1)
+    assert desk.admit(first) and desk.admit(second) and desk.notes.take() == [1, 2]
+    desk.ledger.free(first)
+    desk.ledger.free(second)
+    assert desk.admit(row := desk.submit(more=4))
+    rows = np.array([row])
+    lost = [(k, c.tolist()) for k, c in desk.ledger.lost_in_run(rows, 1, range(2, 18))]
+    assert lost == [(5, []), (9, []), (13, [1]), (17, [0])]
+    ((step, both),) = desk.ledger.lost_in_run(rows, 1, [17])
+    assert step == 17 and both.tolist() == [0, 1]
+    assert not list(desk.ledger.lost_in_run(rows, 1, [4]))
+    assert not list(desk.ledger.lost_in_run(rows, 13, [14, 16]))
+    desk.ledger.foretell(both)
+    assert desk.notes.take() == [-1, -2]
+    desk.ledger.extend(rows, 17)
+    assert desk.notes.take() == []
+    desk.ledger.free(row)
+    assert desk.admit(desk.submit(0)) and desk.notes.take() == [1]
+
+
 def test_text_that_only_one_row_knows_is_no_event():
     """Its names are numbers that another engine gives to other texts."""
     desk = Desk(blocks=8)
@@ -206,6 +230,7 @@ def test_the_walks_see_texts_come_and_go_and_tries_that_fail(name):
     assert sum(one.stored_blocks for one in heard) > 100
     assert sum(one.removed_blocks for one in heard) > 50
     assert sum(one.unsaid for one in heard) > 10
+    assert sum(one.foretold for one in heard) > 5
 
 
 # -- broken on purpose -----------------------------------------------------------------------------
@@ -266,6 +291,17 @@ def forget_evictions(monkeypatch):
     monkeypatch.setattr(BlockPool, "_forget", silent)
 
 
+def foretell_the_loss_of_one_copy(monkeypatch):
+    monkeypatch.setattr(
+        BlockPool, "lost_with", lambda self, blocks, first=0: self.content[blocks[first:]]
+    )
+
+
+def foretell_too_little(monkeypatch):
+    first = BlockPool.evicted_first
+    monkeypatch.setattr(BlockPool, "evicted_first", lambda self, n: first(self, n)[: n - 1])
+
+
 @pytest.mark.parametrize(
     ("broken", "seen"),
     [
@@ -275,6 +311,8 @@ def forget_evictions(monkeypatch):
         (forget_evictions, "the events are not what the blocks hold"),
         (tell_private_names, "a name that only one row knows"),
         (remove_with_the_first_copy, "the events are not what the blocks hold"),
+        (foretell_the_loss_of_one_copy, "a text was told as lost and is found|not ascending"),
+        (foretell_too_little, "an eviction that was not foretold"),
     ],
 )
 def test_a_broken_rule_is_seen(monkeypatch, broken, seen):

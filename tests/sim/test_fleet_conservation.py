@@ -75,7 +75,8 @@ CASES = [(name, seed) for name in router_names() for seed in (1, 6)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "seed"), mostly_nightly(CASES, *((name, 1) for name in OF_PREFIXES), ("vllm-dp", 6))
+    ("name", "seed"),
+    mostly_nightly(CASES, *((name, 1) for name in OF_PREFIXES), ("conductor", 6), ("vllm-dp", 6)),
 )
 def test_a_troubled_fleet_of_any_router(name, seed):
     router = parse_router(name).router

@@ -4,6 +4,7 @@ This is the memory of vLLM: V1 with prefix caching (block pool semantics in `poo
 it and with swap.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -339,6 +340,26 @@ class PagedLedger(UndoLedger):
         if self.pool.events is None:
             self.pool.events = KvEvents(self.pool, self.shared_contents)
         self.pool.events.subscribe(listener)
+
+    def lost_in_run(
+        self, rows: np.ndarray, told: int, steps: Sequence[int]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        blank = self.pool.blank
+        if len(rows) * -(-steps[-1] // self.block_tokens) <= blank:
+            return
+        evicted = self.block_growth(rows, steps[-1]).cumsum() - blank
+        seen, last = max(evicted.item(told - 1), 0) if told else 0, evicted.item(-1)
+        if last <= seen:
+            return
+        blocks = self.pool.evicted_first(last)
+        for step in steps:
+            if (upto := evicted.item(step - 1)) > seen:
+                yield step, self.pool.lost_with(blocks[:upto], seen)
+                seen = upto
+
+    def foretell(self, contents: np.ndarray) -> None:
+        if self.pool.events is not None:
+            self.pool.events.foretell(contents)
 
     def rollback(self, mark: int) -> None:
         super().rollback(mark)

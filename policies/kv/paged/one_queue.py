@@ -43,14 +43,12 @@ class OneQueuePool(BlockPool):
 
     def evicted_by(self, taken: np.ndarray) -> np.ndarray:
         queued = np.maximum(taken - self.blank, 0)
-        missing, cached = int(queued[-1]), [np.zeros(1, bool)]
-        for number, chunk in self._order:
-            if missing <= 0:
-                break
-            alive = chunk[self._stamp[chunk] == number][:missing]
-            cached.append(self.content[alive] >= 0)
-            missing -= len(alive)
-        return np.concatenate(cached).cumsum()[queued]
+        cached = self.content[self.evicted_first(queued.item(-1))] >= 0
+        return np.concatenate([[0], cached.cumsum()])[queued]
+
+    def lost_with(self, blocks: np.ndarray, first: int = 0) -> np.ndarray:
+        contents = super().lost_with(blocks, first)
+        return contents[contents >= 0]
 
     def release(self, blocks: np.ndarray) -> None:
         self.refs[blocks] -= 1

@@ -208,6 +208,30 @@ class BlockPool:
         if len(holders) == 1:
             del self._copies[content]
 
+    def evicted_first(self, n: int) -> np.ndarray:
+        """Return int64[n]: the cached blocks that `_evict` would take, in its order."""
+        parts, missing = [], n
+        for number, chunk in self._order:
+            at = 0
+            while missing and at < len(chunk):
+                head = chunk[at : at + missing + LOOK_AHEAD]
+                parts.append(head[self._stamp[head] == number][:missing])
+                missing -= len(parts[-1])
+                at += len(head)
+            if not missing:
+                break
+        return np.concatenate(parts) if parts else _NONE
+
+    def lost_with(self, blocks: np.ndarray, first: int = 0) -> np.ndarray:
+        """Return the contents of `blocks[first:]` that no block would hold if all `blocks` (cached)
+        were evicted."""
+        contents = self.content[blocks[first:]]
+        if not self._copies:
+            return contents
+        gone, copies = set(blocks.tolist()), self._copies
+        lost = {c for c in contents.tolist() if gone.issuperset(copies.get(c, ()))}
+        return np.array(sorted(lost), np.int64)
+
     def evicted_by(self, taken: np.ndarray) -> np.ndarray | None:
         """`KvLedger.evicted_by`."""
         return None

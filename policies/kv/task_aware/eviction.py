@@ -282,6 +282,9 @@ class CountedPool(BlockPool):
 
             self.undo.append(undo)
 
+    def evicted_first(self, n: int) -> np.ndarray:
+        return self.eviction_order()[:n]
+
     # -- auditor -----------------------------------------------------------------------------------
     def eviction_order(self) -> np.ndarray:
         """int64[cached]: cached blocks, the first to be evicted first; sorted anew."""
