@@ -314,9 +314,10 @@ class KvLedger(ABC):
     def lost_in_run(
         self, rows: np.ndarray, told: int, steps: Sequence[int]
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield what decodes of `rows` will evict: one of `steps` (ascending, after step `told`),
-        and the contents (int64[n]) that are lost by then, and were not at the step yielded before
-        or at `told`. Steps count from 1, as in `decode_steps`; `extend` will do the same."""
+        """Yield what decodes of `rows` will evict: step, and contents (int64[n]) lost since the
+        step yielded before, or since step `told`. The steps are those of `steps` (ascending, after
+        `told`), counted from 1 as in `decode_steps`. `extend` will evict the same.
+        """
         yield from ()
 
     def foretell(self, contents: np.ndarray) -> None:

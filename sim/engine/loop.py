@@ -443,8 +443,8 @@ class Engine:
             yield self.clock.at(float(ends[self._last]), self._steps)
 
     def run(self) -> tuple[Step, int] | None:
-        """Return the run of steps under way whose memory the ledger gives at its end, and for how
-        many of its steps single steps would have taken theirs by now. None: there is none."""
+        """Return the run of steps under way, and for how many of its steps single steps would have
+        taken memory by now. None: no run whose memory is taken at its end."""
         step, core = self._step, self.core
         if self.down or step is None or core.under_way:
             return None
