@@ -3,7 +3,7 @@
 in `plain_batch.py` with its name, which says what it is."""
 
 cimport numpy as cnp
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, ceil
 from libc.stdint cimport int8_t, int64_t
 
 from twinserve.native.arrays cimport (
@@ -159,4 +159,77 @@ def growth(slack, Py_ssize_t steps, int64_t size_of_block):
             taken[room[i]] += 1
     for i in range(size_of_block, steps):
         taken[i] += taken[i - size_of_block]
+    return out
+
+
+def expected_left(median, upper, rows, past):
+    cdef cnp.ndarray rows_in = whole(rows), past_in = whole(past)
+    cdef Py_ssize_t n = size(rows_in), i
+    cdef int64_t* row = rows_of(rows_in, median)
+    cdef int64_t* done = ints(past_in)
+    cdef double* middle = floats(median)
+    cdef double* most = floats(upper)
+    cdef cnp.ndarray out = new_floats(n)
+    cdef double* left = floats(out)
+    if size(past_in) != n or size(median) != size(upper):
+        raise ValueError("columns of a batch differ in length")
+    for i in range(n):
+        if done[i] < middle[row[i]]:
+            left[i] = middle[row[i]] - done[i]
+        elif done[i] < most[row[i]]:
+            left[i] = most[row[i]] - done[i]
+        else:
+            left[i] = INFINITY
+    return out
+
+
+def allowed_prefill_seconds(slo, past_s, past, lower, double tpot):
+    cdef cnp.ndarray past_in = whole(past)
+    cdef Py_ssize_t n = size(past_in), i
+    cdef double* pace = floats(slo)
+    cdef double* since = floats(past_s)
+    cdef int64_t* done = ints(past_in)
+    cdef double* least = floats(lower)
+    cdef cnp.ndarray out = new_floats(n)
+    cdef double* allowed = floats(out)
+    cdef double future
+    if size(slo) != n or size(past_s) != n or size(lower) != n:
+        raise ValueError("columns of a batch differ in length")
+    for i in range(n):
+        future = max(1.0, least[i] - done[i])
+        allowed[i] = pace[i] * (done[i] + future) - (since[i] + tpot * future)
+        if pace[i] != pace[i]:  # NaN: no objective
+            allowed[i] = INFINITY
+    return out
+
+
+def available_cells(
+    int64_t free, blocks, resident, left, int64_t block_tokens, Py_ssize_t horizon
+):
+    cdef cnp.ndarray block_in = whole(blocks), resident_in = whole(resident)
+    cdef Py_ssize_t n = size(block_in), i, stage
+    cdef int64_t* held = ints(block_in)
+    cdef int64_t* layers = ints(resident_in)
+    cdef double* yet = floats(left)
+    cdef cnp.ndarray out = new_ints(horizon + 1), ending = new_ints(horizon + 1)
+    cdef int64_t* available = ints(out)
+    cdef int64_t* fewer = ints(ending)
+    cdef int64_t growing = 0
+    cdef double ends
+    if size(resident_in) != n or size(left) != n:
+        raise ValueError("columns of a batch differ in length")
+    for stage in range(horizon + 1):
+        available[stage] = fewer[stage] = 0
+    for i in range(n):
+        ends = ceil(yet[i] / block_tokens)
+        if ends >= 1:
+            growing += layers[i]
+        if 1 <= ends <= horizon:
+            stage = <Py_ssize_t>ends
+            fewer[stage] += layers[i]
+            available[stage] += (held[i] + stage) * layers[i]
+    available[0] = free
+    for stage in range(1, horizon + 1):
+        available[stage] += available[stage - 1] - growing
+        growing -= fewer[stage]
     return out

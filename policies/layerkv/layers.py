@@ -10,10 +10,10 @@ import math
 
 import numpy as np
 
+from twinserve.native.chosen import batch as kernels
 from twinserve.policies.baselines.vllm_v0 import Queues
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.policies.layerkv.cost import LayerCost
-from twinserve.policies.layerkv.forecast import available_cells
 from twinserve.policies.layerkv.lengths import LengthRanges
 from twinserve.policies.layerkv.options import LayerKvOptions
 from twinserve.policies.plan import StepPlan
@@ -70,7 +70,7 @@ class LayerMoves:
         if len(rows) and options.horizon:
             blocks, resident = ledger.table_blocks(rows), ledger.layers - ledger.host_layers(rows)
             left = self._ranges.left(rows, self.requests.output_tokens[rows])
-            low = available_cells(
+            low = kernels.available_cells(
                 free, blocks, resident, left, ledger.block_tokens, options.horizon
             ).min()
         return int(low) - self.threshold * ledger.layers

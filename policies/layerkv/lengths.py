@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from twinserve.native.chosen import batch as kernels
 from twinserve.policies.base import RequestPredictor, Truth
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.parts.predictors import ORACLE
@@ -57,9 +58,7 @@ class LengthRanges:
 
     def left(self, rows: np.ndarray, past: np.ndarray) -> np.ndarray:
         """`LengthRange.left` of each row, float64[n]."""
-        median, upper = self.median[rows], self.upper[rows]
-        beyond = np.where(past < upper, upper - past, math.inf)
-        return np.where(past < median, median - past, beyond)
+        return kernels.expected_left(self.median, self.upper, rows, past)
 
 
 class LengthPredictor(RequestPredictor, Protocol):

@@ -23,13 +23,13 @@ from functools import partial
 
 import numpy as np
 
+from twinserve.native.chosen import batch as kernels
 from twinserve.policies.base import SystemView, Traits
 from twinserve.policies.baselines.vllm_v0 import VllmV0Policy
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.base import KvLedger
 from twinserve.policies.kv.layerwise.ledger import LayerwiseLedger
 from twinserve.policies.layerkv.cost import LayerCost, RecentSteps, layerkv_estimator
-from twinserve.policies.layerkv.forecast import allowed_prefill_seconds
 from twinserve.policies.layerkv.layers import LayerMoves
 from twinserve.policies.layerkv.lengths import (
     HistoryPredictor,
@@ -240,7 +240,7 @@ class LayerKvPolicy(VllmV0Policy):
         rows = rows[requests.output_tokens[rows] > 0]
         first = requests.first_token_s[rows]
         past_s = np.where(np.isnan(first), 0.0, now - first)
-        allowed = allowed_prefill_seconds(
+        allowed = kernels.allowed_prefill_seconds(
             requests.slo_tpot_s[rows],
             past_s,
             requests.output_tokens[rows],

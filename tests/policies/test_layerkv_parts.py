@@ -15,7 +15,7 @@ from twinserve.policies.layerkv.cost import (
     RecentSteps,
     layerkv_estimator,
 )
-from twinserve.policies.layerkv.forecast import allowed_prefill_seconds, available_cells
+from twinserve.native.plain_batch import allowed_prefill_seconds, available_cells
 from twinserve.policies.layerkv.lengths import (
     HistoryPredictor,
     LengthRange,

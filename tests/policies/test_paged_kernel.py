@@ -206,6 +206,13 @@ def test_each_function_does_as_its_twin(seed):
         swapped = rng.integers(0, 3, len(rows)) * 1000
         for step in (1, 2, -1):
             same("totals", *(column[::step] for column in (prefill, new, context, swapped)))
+        median, upper = (rng.choice([1.0, 3.0, np.inf], 30) for _ in range(2))
+        past = rng.integers(0, 5, len(rows))
+        left = same("expected_left", median, upper, rows, past)
+        slo, since = rng.choice([np.nan, 0.05], len(rows)), rng.random(len(rows))
+        same("allowed_prefill_seconds", slo, since, past, rng.integers(1, 9, len(rows)) * 1.0, rng.random() / 9)
+        same("available_cells", 50, new, past, left, int(rng.integers(1, 3)), len(rows) % 6)
+        same("available_cells", 50, new, past, left - 2, 1, 4)
         cut = int(rng.integers(0, len(rows) + 1))
         for limit in (0, 3, int(new.sum())):
             same("within", new[cut:], limit, new[:cut])
