@@ -95,6 +95,46 @@ def residual(requests, rows, double now, double lead):
     return slo_s
 
 
+def next_due(requests, rows, bint by_gap):
+    cdef cnp.ndarray rows_in = whole(rows)
+    cdef Py_ssize_t n = size(rows_in), i
+    cdef int64_t* row = rows_of(rows_in, requests)
+    cdef int64_t* output = ints(requests.output_tokens)
+    cdef double* last_s = floats(requests.last_token_s)
+    cdef double* arrival_s = floats(requests.arrival_s)
+    cdef double* tpot = floats(requests.slo_tpot_s)
+    cdef double* ttft = floats(requests.slo_ttft_s)
+    cdef cnp.ndarray out = new_floats(n)
+    cdef double* due_s = floats(out)
+    cdef double pace
+    for i in range(n):
+        pace = INFINITY if tpot[row[i]] != tpot[row[i]] else tpot[row[i]]
+        if by_gap and output[row[i]] > 0:
+            due_s[i] = last_s[row[i]] + pace
+            continue
+        due_s[i] = arrival_s[row[i]] + ttft[row[i]]
+        if due_s[i] != due_s[i]:  # NaN: no objective
+            due_s[i] = INFINITY
+        if output[row[i]] > 0:
+            due_s[i] += output[row[i]] * pace
+    return out
+
+
+def tightest(requests, rows, bint by_gap, double now, double seconds):
+    cdef cnp.ndarray rows_in = whole(rows), due_at = next_due(requests, rows_in, by_gap)
+    cdef int64_t* row = ints(rows_in)
+    cdef double* due_s = floats(due_at)
+    cdef double* tpot = floats(requests.slo_tpot_s)
+    cdef double least = INFINITY, left
+    cdef Py_ssize_t i
+    for i in range(size(rows_in)):
+        left = due_s[i] - now
+        if not left >= seconds:
+            left = INFINITY if tpot[row[i]] != tpot[row[i]] else max(tpot[row[i]], seconds)
+        least = min(least, left)
+    return least
+
+
 def split(requests, rows, missing):
     cdef cnp.ndarray rows_in = whole(rows), missing_in = whole(missing)
     cdef Py_ssize_t n = size(rows_in), i, at, ones = 0

@@ -2,8 +2,10 @@
 """What the paged ledger does in every step, block by block instead of array by array.
 
 Each function makes the changes that a method of `PagedLedger` makes, named in its docstring. It
-knows the plain case: a `PagedLedger` itself on a `BlockPool` itself, no try open, nobody who
-listens. In any other it answers None and has changed nothing: the method's own Python goes on.
+knows the plain case: no try open, nobody who listens, and a ledger that overrides none of these
+methods. A pool with an eviction order of its own (`BlockPool.evicts_in_order`) is asked to take,
+use and release blocks. In any other case a function answers None and has changed nothing: the
+method's own Python goes on.
 """
 
 cimport numpy as cnp
@@ -114,11 +116,14 @@ def admit(
         idle += refs[block[i]] == 0
     if must_fit + idle + keep_free > free:
         return False
-    for i in range(hits):
-        if refs[block[i]] == 0:
-            stamp[block[i]] = 0  # it leaves the eviction order
-        refs[block[i]] += 1
-    pool.cached -= idle
+    if pool.evicts_in_order:
+        for i in range(hits):
+            if refs[block[i]] == 0:
+                stamp[block[i]] = 0  # it leaves the eviction order
+            refs[block[i]] += 1
+        pool.cached -= idle
+    elif hits:
+        pool.use(blocks[:hits])
     take(pool, fresh, block + hits)
     entry = tables[row] = entry_type(blocks, contents)
     ints(ledger._held)[row] = hits + fresh
@@ -187,6 +192,13 @@ def grow_all(ledger, rows, tokens):
                 if full > published[row[i]]:
                     publish(ledger, entry, row[i], full)
     return True
+
+
+def grow(ledger, int64_t row, int64_t tokens):
+    """`PagedLedger.grow`."""
+    cdef cnp.ndarray rows = new_ints(1), upto = new_ints(1)
+    ints(rows)[0], ints(upto)[0] = row, tokens
+    return grow_all(ledger, rows, upto)
 
 
 def extend(ledger, rows, int64_t steps):
@@ -279,7 +291,7 @@ def give_back(ledger, int64_t row):
     cdef int64_t *idle
     cdef int64_t i, kept = 0, blank = 0, held, number
     cdef cnp.ndarray chunk
-    if not is_plain(pool):
+    if not is_plain(pool) or not pool.evicts_in_order:
         return None
     entry, held = ledger._tables.pop(row), ints(ledger._held)[row]
     ints(ledger._held)[row] = 0
@@ -330,6 +342,10 @@ cdef int take(pool, int64_t n, int64_t* out) except -1:
     cdef int64_t blank = min(n, <int64_t>pool._blank.free), i
     cdef int64_t* refs
     cdef cnp.ndarray fresh
+    if not pool.evicts_in_order:
+        fresh = pool.take(n)
+        memcpy(out, ints(fresh), n * sizeof(int64_t))
+        return 0
     if blank:
         fresh = pool._blank.take(blank)
         memcpy(out, ints(fresh), blank * sizeof(int64_t))

@@ -50,6 +50,30 @@ def residual(requests, rows: np.ndarray, now: float, lead: float) -> np.ndarray:
     return slo - (now - since) - np.where(requests.in_flight[rows] > 0, 0.0, lead)
 
 
+def next_due(requests, rows: np.ndarray, by_gap: bool) -> np.ndarray:
+    """float64[n]: when each row's next token is due, seconds; inf without an objective. A first
+    token counts from arrival; later ones from there too, or from the last one (`by_gap`)."""
+    emitted, tpot = requests.output_tokens[rows], _objective(requests.slo_tpot_s[rows])
+    first = _objective(requests.arrival_s[rows] + requests.slo_ttft_s[rows])
+    if by_gap:
+        return np.where(emitted > 0, requests.last_token_s[rows] + tpot, first)
+    later = np.zeros(len(rows))
+    np.multiply(emitted, tpot, out=later, where=emitted > 0)  # 0 * inf is no number
+    return first + later
+
+
+def tightest(requests, rows: np.ndarray, by_gap: bool, now: float, seconds: float) -> float:
+    """Seconds until the first of the rows' next tokens is due. A row that `seconds` is too late for
+    already has its pace to keep: its time between tokens, or `seconds` if that is more."""
+    slack = next_due(requests, rows, by_gap) - now
+    pace = np.maximum(_objective(requests.slo_tpot_s[rows]), seconds)
+    return float(np.where(slack >= seconds, slack, pace).min())
+
+
+def _objective(seconds: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(seconds), np.inf, seconds)
+
+
 def split(requests, rows: np.ndarray, missing: np.ndarray) -> tuple[tuple, tuple]:
     """Return the rows that compute one token after their last, and the others. Of each kind: rows,
     tokens left to compute, computed tokens, and `missing` (int64[n])."""

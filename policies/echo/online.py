@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from twinserve.native.chosen import batch as kernels
 from twinserve.policies.echo.offline import OfflineRequests
 from twinserve.policies.echo.options import EchoOptions
-from twinserve.policies.echo.parts import NOBODY, StepInProgress, phases
+from twinserve.policies.echo.parts import StepInProgress, phases
 from twinserve.policies.parts.deadlines import RowSet
 from twinserve.policies.requests import RequestTable
 
@@ -25,9 +26,6 @@ class OnlineRequests:
         self.waiting = RowSet()
         self.running = RowSet()
         self.factor = 1.0
-        # of the rows asked last: when a token 0 would be due, seconds between two, tokens of the
-        # prompts
-        self._columns = NOBODY, np.zeros(0), np.zeros(0), NOBODY
 
     def serve(self, step: StepInProgress) -> bool:
         """Decodes, then prompts in order of arrival. Whether the first waiting request found no
@@ -140,35 +138,12 @@ class OnlineRequests:
     def due(self, rows: np.ndarray, requests: RequestTable) -> np.ndarray:
         """float64[n]: when each row's next token is due, seconds; inf without an objective (Sec.
         5.1)."""
-        first, tpot, _ = self._fixed(rows, requests)
-        emitted = requests.output_tokens[rows]
-        everyone = np.count_nonzero(emitted) == len(rows)  # has a token: the plain case
-        if self.options.slo == "gap":
-            due = requests.last_token_s[rows] + tpot
-            return due if everyone else np.where(emitted > 0, due, first)
-        if everyone:
-            return first + emitted * tpot
-        later = np.zeros(len(rows))
-        np.multiply(emitted, tpot, out=later, where=emitted > 0)  # 0 * inf is no number
-        return first + later
-
-    def _fixed(
-        self, rows: np.ndarray, requests: RequestTable
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What never changes of the rows. The same set is asked for, mostly, as in the step
-        before."""
-        known, first, tpot, prompts = self._columns
-        if known is not rows:
-            first = requests.arrival_s[rows] + requests.slo_ttft_s[rows]
-            tpot, prompts = requests.slo_tpot_s[rows], requests.prompt_tokens[rows]
-            first[np.isnan(first)] = tpot[np.isnan(tpot)] = np.inf  # no objective
-            self._columns = rows, first, tpot, prompts
-        return first, tpot, prompts
+        return kernels.next_due(requests, rows, self.options.slo == "gap")
 
     def phases(self, rows: np.ndarray, requests: RequestTable) -> tuple[np.ndarray, np.ndarray]:
         """int64[n]: tokens that each row has computed; bool[n]: which compute the one token after
         their last emitted one."""
-        return phases(rows, self._fixed(rows, requests)[2], requests)
+        return phases(rows, requests.prompt_tokens[rows], requests)
 
     def _protect(self, step: StepInProgress, rows: np.ndarray) -> None:
         """The iteration is bounded by the tightest SLO among those of `rows` that are in it (Sec.
@@ -183,11 +158,5 @@ class OnlineRequests:
     def bound(self, rows: np.ndarray, requests: RequestTable, now: float, estimate: float) -> float:
         """Estimated seconds that an iteration with `rows` may take, one that takes `estimate`
         without offline work."""
-        seconds = self.factor * estimate
-        slack = self.due(rows, requests) - now
-        least = float(slack.min())
-        if least < seconds:  # what is too late already has its pace to keep
-            pace = requests.slo_tpot_s[rows]
-            pace = np.where(np.isnan(pace), np.inf, pace)
-            least = float(np.where(slack >= seconds, slack, np.maximum(pace, seconds)).min())
-        return least / self.factor
+        seconds, by_gap = self.factor * estimate, self.options.slo == "gap"
+        return kernels.tightest(requests, rows, by_gap, now, seconds) / self.factor

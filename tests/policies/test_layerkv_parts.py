@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.policies.layerkv_runs import Truth
+from twinserve.native.plain_batch import allowed_prefill_seconds, available_cells
 from twinserve.policies.base import EngineLimits
 from twinserve.policies.errors import PolicyError
 from twinserve.policies.kv.layerwise.ledger import offload_order
@@ -15,7 +16,6 @@ from twinserve.policies.layerkv.cost import (
     RecentSteps,
     layerkv_estimator,
 )
-from twinserve.native.plain_batch import allowed_prefill_seconds, available_cells
 from twinserve.policies.layerkv.lengths import (
     HistoryPredictor,
     LengthRange,

@@ -6,6 +6,8 @@ import pytest
 from tests.parameters import mostly_nightly
 from twinserve.native import plain_batch
 from twinserve.policies.kv.paged.ledger import PagedLedger
+from twinserve.policies.kv.task_aware.eviction import CountedPool
+from twinserve.policies.kv.task_aware.ledger import CountedLedger, TaskAwareLedger
 from twinserve.policies.requests import RequestTable
 
 kernel = pytest.importorskip("twinserve.native.paged", reason="the kernels are not compiled here")
@@ -14,9 +16,14 @@ BLOCKS, SIZE, SHARED, CHANGES = 40, 4, 30, 150
 
 def state(ledger: PagedLedger) -> dict:
     """All that decides what the ledger does next."""
-    pool = ledger.pool
+    pool, more = ledger.pool, {}
     order = [chunk[pool._stamp[chunk] == number] for number, chunk in pool._order]
-    return {
+    if isinstance(pool, CountedPool):
+        order = [pool.eviction_order()]
+        names = ("rc", "online", "_rank", "_used_at")
+        more = {name: getattr(pool, name).tolist() for name in names}
+        more["needs"] = (pool.needed, pool.lost)
+    return more | {
         "refs": pool.refs.tolist(),
         "content": pool.content.tolist(),
         "found": pool._found_at.tolist(),
@@ -35,9 +42,10 @@ def state(ledger: PagedLedger) -> dict:
 class Both:
     """A ledger with the kernel and one without, told the same."""
 
-    def __init__(self, table: RequestTable, **settings) -> None:
-        self.ledgers = [PagedLedger(table, BLOCKS, SIZE, **settings) for _ in range(2)]
-        self.ledgers[0]._kernel, self.ledgers[1]._kernel = kernel, None
+    def __init__(self, table: RequestTable, kind: type = PagedLedger, **settings) -> None:
+        self.ledgers = [kind(table, BLOCKS, SIZE, **settings) for _ in range(2)]
+        assert self.ledgers[0]._kernel is kernel
+        self.ledgers[1]._kernel = None
 
     def __getattr__(self, name: str):
         def ask(*arguments):
@@ -60,11 +68,11 @@ def prefix_of(rng: np.random.Generator, prompt: int) -> np.ndarray:
     return names if rng.random() < 0.7 else names.repeat(2)[::2]
 
 
-def change_at_random(seed: int) -> None:
+def change_at_random(seed: int, kind: type = PagedLedger) -> None:
     rng = np.random.default_rng(seed)
     table = RequestTable()
     caching = seed % 5 > 0
-    both = Both(table, prefix_caching=caching, shared_contents=SHARED * caching)
+    both = Both(table, kind, prefix_caching=caching, shared_contents=SHARED * caching)
     ahead = bool(seed % 2)
     for ledger in both.ledgers:
         ledger.known_text_only = ahead
@@ -80,6 +88,12 @@ def change_at_random(seed: int) -> None:
             holding.append(row)
         else:
             dropped.append(row)
+
+    def grow_one() -> None:
+        row = holding[int(rng.integers(len(holding)))]
+        upto = max(int(table.known_tokens(row)), int(table.computed_tokens[row]))
+        if both.grow(row, upto):
+            computed(np.array([row]), np.array([upto]))
 
     def grow() -> None:
         rows = rng.permutation(holding)[: rng.integers(1, 6)].astype(np.int64)
@@ -104,8 +118,9 @@ def change_at_random(seed: int) -> None:
             computed(rows, table.computed_tokens[rows] + steps)
 
     for _ in range(CHANGES):
-        kind = rng.integers(8)
-        if kind < 2:
+        change = rng.integers(8)
+        both.begin_step()
+        if change < 2:
             prompt = int(rng.integers(1, 40))
             admit(
                 table.submit(
@@ -115,13 +130,13 @@ def change_at_random(seed: int) -> None:
                     service_class=int(rng.random() < 0.2 * (seed % 3)),
                 )
             )
-        elif kind == 2 and dropped:
+        elif change == 2 and dropped:
             admit(dropped.pop(int(rng.integers(len(dropped)))))
-        elif kind < 5 and holding:
-            grow()
-        elif kind == 7 and holding:
+        elif change < 5 and holding:
+            grow() if rng.random() < 0.7 else grow_one()
+        elif change == 7 and holding:
             run()
-        elif kind == 5 and holding:
+        elif change == 5 and holding:
             row = holding.pop(int(rng.integers(len(holding))))
             if rng.random() < 0.3:
                 table.in_flight[row] = table.computed_tokens[row] = 0
@@ -140,6 +155,12 @@ def change_at_random(seed: int) -> None:
 @pytest.mark.parametrize("seed", mostly_nightly(range(10), *range(4)))
 def test_the_kernel_makes_the_same_changes(seed):
     change_at_random(seed)
+
+
+@pytest.mark.parametrize("kind", [CountedLedger, TaskAwareLedger])
+@pytest.mark.parametrize("seed", mostly_nightly(range(20), *range(4)))
+def test_pools_with_an_order_of_their_own_are_asked(seed, kind):
+    change_at_random(seed, kind)
 
 
 @pytest.mark.nightly
@@ -200,6 +221,10 @@ def test_each_function_does_as_its_twin(seed):
             rows = rows[::-1]  # a view with a stride of its own
         same("due", table, rows)
         same("residual", table, rows, rng.random(), rng.choice([0.0, 0.1]))
+        by_gap, now = bool(rng.integers(2)), rng.random()
+        same("next_due", table, rows, by_gap)
+        if len(rows):
+            same("tightest", table, rows, by_gap, now, rng.choice([0.0, 0.07, 0.3]))
         same("split", table, rows, rng.integers(0, 3, len(rows)))
         prefill, new, context = same("next_tokens", table, rows, int(rng.integers(0, 5)))
         same("growth", rng.integers(0, 30, len(rows)), int(rng.integers(1, 40)), 8)
@@ -210,7 +235,14 @@ def test_each_function_does_as_its_twin(seed):
         past = rng.integers(0, 5, len(rows))
         left = same("expected_left", median, upper, rows, past)
         slo, since = rng.choice([np.nan, 0.05], len(rows)), rng.random(len(rows))
-        same("allowed_prefill_seconds", slo, since, past, rng.integers(1, 9, len(rows)) * 1.0, rng.random() / 9)
+        same(
+            "allowed_prefill_seconds",
+            slo,
+            since,
+            past,
+            rng.integers(1, 9, len(rows)) * 1.0,
+            rng.random() / 9,
+        )
         same("available_cells", 50, new, past, left, int(rng.integers(1, 3)), len(rows) % 6)
         same("available_cells", 50, new, past, left - 2, 1, 4)
         cut = int(rng.integers(0, len(rows) + 1))

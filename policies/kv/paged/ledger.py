@@ -207,6 +207,10 @@ class PagedLedger(UndoLedger):
         return True
 
     def grow(self, row: int, tokens: int) -> bool:
+        if self._kernel is not None:
+            done = self._kernel.grow(self, row, tokens)
+            if done is not None:
+                return done
         fresh = -(-self._room(tokens) // self.block_tokens) - int(self._held[row])
         if fresh > self.pool.free:
             return False

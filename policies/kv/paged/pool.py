@@ -39,6 +39,7 @@ class BlockPool:
     version changes whenever what can be found may have changed
     """
 
+    evicts_in_order = True  # of release: kernels do it themselves
     queued_blank = 0  # blocks in the eviction order that hold nothing reusable
     # columns by block -> what they say of one that was never taken
     _columns = {"refs": 0, "content": -1, "_stamp": 0}

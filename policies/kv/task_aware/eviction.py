@@ -34,6 +34,7 @@ class CountedPool(BlockPool):
     lost         of them, how many were evicted so far; taken back evictions count again
     """
 
+    evicts_in_order = False
     _columns = {**BlockPool._columns, "online": False, "_rank": 0, "_used_at": 0}
 
     def __init__(self, num_blocks: int, contents: int = 0, by_priority: bool = True) -> None:

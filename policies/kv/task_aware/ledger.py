@@ -11,6 +11,7 @@ BS+E+S, whose scheduler weighs what an eviction loses. `task-aware` also evicts 
 
 import numpy as np
 
+from twinserve.native.chosen import paged
 from twinserve.policies.kv.base import KvLedger, LedgerError
 from twinserve.policies.kv.paged.ledger import PagedLedger
 from twinserve.policies.kv.task_aware.eviction import CountedPool
@@ -31,6 +32,8 @@ class CountedLedger(PagedLedger):
         self.pool = CountedPool(self.num_blocks, self.shared_contents, self.by_priority)
         self._counted: dict[int, np.ndarray] = {}  # offline row -> contents that it counts on
         self._seen = 0  # rows of the table that have been looked at
+        if type(self) in (CountedLedger, TaskAwareLedger):  # they override nothing of a kernel's
+            self._kernel = paged
 
     # -- questions ---------------------------------------------------------------------------------
     def lost_tokens(self, tokens: int) -> int:
