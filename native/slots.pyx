@@ -62,6 +62,50 @@ def places_by_count(state):
     return out
 
 
+cdef inline int64_t rank(int64_t count, int64_t owner, int64_t index):
+    """The order of `Placement.emptiest`; no two cells in use have the same."""
+    return count << 52 | owner << 24 | index
+
+
+def block_for_be(state, int64_t tokens):
+    """`Placement._block_for_be`."""
+    cdef int64_t slots = state.size, step = state.step, block, key
+    cdef int64_t best = -1, least = 0, idle = -1, least_idle = 0
+    cdef int8_t* kind = tiny_ints(state.kind)
+    cdef int64_t* count = ints(state.count)
+    cdef int64_t* owner = ints(state.owner)
+    cdef int64_t* index = ints(state.index)
+    cdef int64_t* pinned = ints(state.pinned)
+    for block in range(<int64_t>state.empty.used):
+        if kind[block] != 1:
+            continue
+        key = rank(count[block], owner[block], index[block])
+        if best < 0 or key < least:
+            best, least = block, key
+        if pinned[owner[block]] != step and (idle < 0 or key < least_idle):
+            idle, least_idle = block, key
+    return best if best >= 0 and count[best] + tokens <= slots else idle
+
+
+def block_for_rt(state):
+    """`Placement._block_for_rt`."""
+    cdef int64_t step = state.step, blocks = state.num_blocks, block, cell, key, least = 0
+    cdef int64_t best = -1
+    cdef int8_t* kind = tiny_ints(state.kind)
+    cdef int64_t* count = ints(state.count)
+    cdef int64_t* owner = ints(state.owner)
+    cdef int64_t* index = ints(state.index)
+    cdef int64_t* pinned = ints(state.pinned)
+    for block in range(<int64_t>state.empty.used):
+        cell = block + blocks
+        if kind[block] != 2 or pinned[owner[cell]] == step:
+            continue
+        key = rank(count[cell], owner[cell], index[cell])
+        if best < 0 or key < least:
+            best, least = cell, key
+    return best
+
+
 def slack(state, rows, computed_tokens):
     """`BidirectionalLedger.slack_tokens`; computed_tokens: column of the table."""
     cdef cnp.ndarray rows_in = whole(rows), out = new_ints(size(rows_in))

@@ -24,6 +24,8 @@ def held(ledger: BidirectionalLedger) -> dict:
         "empty": state.empty.units().tolist(),
         "room": (state.rt_blocks, state.step, state.on_host.free, ledger.usage()),
         "places": ledger._place.places_by_count().tolist(),
+        "for_be": [ledger._place._block_for_be(tokens) for tokens in range(1, SIZE + 1)],
+        "for_rt": ledger._place._block_for_rt(),
     }
 
 

@@ -395,6 +395,8 @@ class Placement(Overwriting):
 
     def _block_for_rt(self) -> int:
         """Cell of the best-effort owner to preempt, or -1."""
+        if self.state.kernel is not None:
+            return self.state.kernel.block_for_rt(self.state)
         best = self.emptiest(self.preemptable(), 1)
         return int(best[0]) if len(best) else -1
 
@@ -402,6 +404,8 @@ class Placement(Overwriting):
         """Return the cell of a real-time owner with so many free slots in its block, else of one
         that does not run, or -1."""
         state = self.state
+        if state.kernel is not None:
+            return state.kernel.block_for_be(state, count)
         cells = self.sharable()
         best = self.emptiest(cells, 1)
         if len(best) and state.count[best[0]] + count <= state.size:
