@@ -82,9 +82,92 @@ def block_for_be(state, int64_t tokens):
         key = rank(count[block], owner[block], index[block])
         if best < 0 or key < least:
             best, least = block, key
-        if pinned[owner[block]] != step and (idle < 0 or key < least_idle):
+        if (idle < 0 or key < least_idle) and pinned[owner[block]] != step:
             idle, least_idle = block, key
     return best if best >= 0 and count[best] + tokens <= slots else idle
+
+
+def blocks_for_be(state, parts):
+    """Where `block_for_be` sends these best-effort cells, each of which has moved before the next
+    is asked for: the cells of real-time owners. Ends before the first that would go where another
+    one has been, or nowhere."""
+    cdef cnp.ndarray parts_in = whole(parts)
+    cdef Py_ssize_t n = size(parts_in), done = 0, at = 0, at_idle = 0, i
+    cdef int64_t* part = rows_of(parts_in, state.owner)
+    cdef int64_t slots = state.size, step = state.step, blocks = state.num_blocks, block, key, found
+    cdef int64_t left = -1, least_left = 0
+    cdef int8_t* kind = tiny_ints(state.kind)
+    cdef int64_t* count = ints(state.count)
+    cdef int64_t* owner = ints(state.owner)
+    cdef int64_t* index = ints(state.index)
+    cdef int64_t* pinned = ints(state.pinned)
+    cdef cnp.ndarray out = new_ints(n)
+    cdef int64_t* to = ints(out)
+    cdef Emptiest every = Emptiest(n), idle = Emptiest(n)
+    for block in range(<int64_t>state.empty.used):
+        if kind[block] != 1:
+            continue
+        key = rank(count[block], owner[block], index[block])
+        if every.wants(key):
+            every.add(key, block)
+        if idle.wants(key) and pinned[owner[block]] != step:
+            idle.add(key, block)
+    for i in range(n):
+        while at < every.used and gone(to, done, every.cell[at]):
+            at += 1
+        found = every.cell[at] if at < every.used else -1
+        if left >= 0 and (found < 0 or least_left < every.key[at]):
+            found = left
+        if found < 0:
+            break
+        if count[found] + count[part[i]] > slots:
+            while at_idle < idle.used and gone(to, done, idle.cell[at_idle]):
+                at_idle += 1
+            if at_idle == idle.used:
+                break
+            found = idle.cell[at_idle]
+        elif found == left:
+            break
+        to[done] = found
+        done += 1
+        block = part[i] - blocks
+        key = rank(count[block], owner[block], index[block])
+        if left < 0 or key < least_left:
+            left, least_left = block, key
+    return out[:done]
+
+
+cdef inline bint gone(int64_t* to, Py_ssize_t done, int64_t cell):
+    cdef Py_ssize_t i
+    for i in range(done):
+        if to[i] == cell:
+            return True
+    return False
+
+
+cdef class Emptiest:
+    """The `most` cells of least `rank`, in that order."""
+
+    cdef int64_t* key
+    cdef int64_t* cell
+    cdef object kept
+    cdef Py_ssize_t used, most
+
+    def __cinit__(self, Py_ssize_t most):
+        cdef cnp.ndarray keys = new_ints(most), cells = new_ints(most)
+        self.key, self.cell, self.kept = ints(keys), ints(cells), (keys, cells)
+        self.used, self.most = 0, most
+
+    cdef inline bint wants(self, int64_t key):
+        return self.used < self.most or key < self.key[self.most - 1]
+
+    cdef inline void add(self, int64_t key, int64_t cell):
+        cdef Py_ssize_t i = self.used if self.used < self.most else self.most - 1
+        while i and self.key[i - 1] > key:
+            self.key[i], self.cell[i] = self.key[i - 1], self.cell[i - 1]
+            i -= 1
+        self.key[i], self.cell[i] = key, cell
+        self.used = min(self.used + 1, self.most)
 
 
 def block_for_rt(state):

@@ -335,7 +335,27 @@ class Placement(Overwriting):
             new = state.take_empty(n) + state.side[parts[0]]
             state.replace(row, parts[:n], new)
             self.moves.relocate(row, parts[:n].tolist(), new.tolist(), resident[:n].tolist())
-        others = zip(parts[n:].tolist(), resident[n:].tolist(), strict=True)
+        return self._relocate_all(row, parts[n:], resident[n:])
+
+    def _relocate_all(self, row: int, parts: np.ndarray, resident: np.ndarray) -> bool:
+        """`_relocate` for parts of the row (not empty blocks: there are none), at once as far as
+        that is the same as one after another."""
+        state, at, new = self.state, 0, parts[:0]
+        if (
+            state.kernel is not None
+            and len(parts) > 1
+            and parts[0] >= state.num_blocks
+            # no copies are given up for others
+            and state.count[parts].sum() <= state.on_host.free
+        ):
+            new = state.kernel.blocks_for_be(state, parts) + state.num_blocks
+            at = len(new)
+        if at:
+            state.replace(row, parts[:at], new)
+            self.moves.relocate(row, parts[:at].tolist(), new.tolist(), resident[:at].tolist())
+            if not self.overwrite(new):
+                return False
+        others = zip(parts[at:].tolist(), resident[at:].tolist(), strict=True)
         return all(self._relocate(cell, resident) for cell, resident in others)
 
     def stuck_parts(self, row: int) -> tuple[np.ndarray, np.ndarray]:
