@@ -236,7 +236,9 @@ def allowed_prefill_seconds(slo, past_s, past, lower, double tpot):
     if size(slo) != n or size(past_s) != n or size(lower) != n:
         raise ValueError("columns of a batch differ in length")
     for i in range(n):
-        future = max(1.0, least[i] - done[i])
+        future = least[i] - done[i]
+        if future < 1.0:  # NaN stays
+            future = 1.0
         allowed[i] = pace[i] * (done[i] + future) - (since[i] + tpot * future)
         if pace[i] != pace[i]:  # NaN: no objective
             allowed[i] = INFINITY

@@ -208,7 +208,10 @@ class Profile(BaseModel):
             if max_num_seqs is not None and form.capture_tokens:
                 form = replace(form, capture_tokens=default_capture(max_num_seqs))
             return OperatorModel(form)
-        return self.step_model
+        model = self.step_model
+        if max_num_seqs is not None and isinstance(model, MeasuredModel) and model.captured:
+            return replace(model, captured=default_capture(max_num_seqs))
+        return model
 
     def scaled(
         self,

@@ -234,7 +234,20 @@ class MeasuredModel(StepTimeModel):
             )
         if self.token_s[0] < 0 or any(b < a for a, b in pairwise(self.token_s)):
             raise ValueError("token_s must not fall")
+        if self.hidden is not None:
+            self._hides_less(self.hidden)
         return self
+
+    def _hides_less(self, hidden: HiddenTimes) -> None:
+        """Raises ValueError if some decode step would take no time, or less."""
+        last = max(self.batches[-1], hidden.requests[-1])
+        for n in sorted({1, *self.batches, *hidden.requests, 2 * last}):
+            takes_s, hidden_s = self._row(n)[0], _at(hidden.requests, hidden.seconds, n)
+            if n and hidden_s >= takes_s:
+                raise ValueError(
+                    f"hidden: {hidden_s:.6g} s of a decode step of {n} requests, which takes "
+                    f"{takes_s:.6g} s"
+                )
 
     @property
     def watches_churn(self) -> bool:
@@ -244,7 +257,8 @@ class MeasuredModel(StepTimeModel):
         seconds = self.repeated_seconds(work)
         if self.traffic is not None:
             seconds += self.traffic.seconds(work.decode_requests, work.churn)
-        return seconds - self.hidden_seconds(work.decode_requests + len(work.prefill_new))
+        hidden_s = self.hidden_seconds(work.decode_requests + len(work.prefill_new))
+        return max(seconds - hidden_s, 0.0)
 
     def hidden_seconds(self, requests: int) -> float:
         if self.hidden is None or not self.overlaps or not requests:
@@ -288,7 +302,7 @@ class MeasuredModel(StepTimeModel):
         seconds = np.where(x <= knots[0], row[0], row[i - 1] + slope * (x - knots[i - 1]))
         if self.traffic is not None:
             seconds = seconds + self.traffic.seconds(n, STEADY)
-        return seconds - self.hidden_seconds(n)
+        return np.maximum(seconds - self.hidden_seconds(n), 0.0)
 
     def _row(self, n: int) -> tuple[float, ...]:
         """D(n, .) at the contexts; below the first batch size its own row."""

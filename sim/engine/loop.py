@@ -75,6 +75,7 @@ class Engine:
         self._wake = clock.event()
         self._idle = False
         self._in_run = False
+        self._launching = False  # a step has begun whose successor is planned when it is launched
         self._last = 0  # step of a run that is cut
         self._step: Step | None = None  # under way
         self._run_on: Run | None = None  # under way or just booked; its next step is to follow
@@ -364,7 +365,9 @@ class Engine:
         (vllm/v1/engine/core.py)."""
         ends_s = step.executed.outcome.ends_s
         if len(ends_s) == 1:
+            self._launching = True
             yield self.clock.at(min(self.clock.now + self.launch_s, ends_s[0]), self._steps)
+            self._launching = False
 
     def _follow(self, run: Run, plan: StepPlan) -> Step:
         """Execute the plan of a run's next step."""
@@ -446,7 +449,7 @@ class Engine:
         """Return the run of steps under way, and for how many of its steps single steps would have
         taken memory by now. None: no run whose memory is taken at its end."""
         step, core = self._step, self.core
-        if self.down or step is None or core.under_way:
+        if self.down or step is None or core.under_way or self._launching:
             return None
         begun = 1 + self._boundaries(step.executed.outcome.ends_s[:-1], self.clock.now)
         return step, begun + core.asynchronous
@@ -469,19 +472,29 @@ class Engine:
         ends_s, requests = self.recorder.ended(after_s, until_s)
         known = self.recorder.first_prompts or {}
         prompts = [known.get(end_s, 0) for end_s in ends_s]
-        if self._step is not None and not self.core.under_way:
-            executed = self._step.executed
+        step = self._step
+        if step is not None and self.core.under_way:
+            outcome = step.executed.outcome
+            if ends_s and ends_s[-1] == outcome.ends_s[0]:  # recorded already, and not booked
+                prompts[-1] = self._prompts_without_token(outcome.emitted)
+        elif step is not None:
+            executed = step.executed
             more = executed.outcome.ends_s
             more = more[(more > after_s) & (more <= until_s)]
             ends_s += more.tolist()
             work = executed.work
             requests += [work.decode_requests + len(work.prefill_new)] * len(more)
-            table, rows = self.core.requests, executed.outcome.emitted
-            first = int(table.prompt_tokens[rows[table.output_tokens[rows] == 0]].sum())
+            first = self._prompts_without_token(executed.outcome.emitted)
             begin_s = executed.outcome.ends_s[0]
             prompts += [first if end_s == begin_s else 0 for end_s in more.tolist()]
         ends, counts, firsts = (np.array(c, np.float64) for c in (ends_s, requests, prompts))
         return ends, counts, firsts
+
+    def _prompts_without_token(self, rows: np.ndarray) -> int:
+        """Prompt tokens of those of `rows` that had no token before the step under way."""
+        table = self.core.requests
+        before = table.output_tokens[rows] - table.in_flight[rows]
+        return int(table.prompt_tokens[rows[before == 0]].sum())
 
     def load(self, at_s: float) -> Load:
         """Return running requests, waiting requests and held memory at `at_s` (seconds, not after

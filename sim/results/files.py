@@ -134,6 +134,8 @@ def _plain(values: np.ndarray, kind: str | None) -> pa.Array | None:
     array of Arrow imports pandas, which takes longer than a short run."""
     import pyarrow as pa
 
+    if type(values) is not np.ndarray or values.ndim != 1 or not values.dtype.isnative:
+        return None
     if kind in ("string", "large_string") and values.dtype.kind in "OU":
         return _text(values, kind)
     if kind in ("bool", None) and values.dtype.kind == "b":

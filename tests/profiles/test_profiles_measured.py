@@ -17,7 +17,7 @@ from twinserve.profiles.composition import StepComposition
 from twinserve.profiles.evidence import expected_errors
 from twinserve.profiles.forms.table import TableModel
 from twinserve.profiles.measured.fit import fit_steps, point_errors
-from twinserve.profiles.measured.model import HostTimes, MeasuredModel, noise_lines
+from twinserve.profiles.measured.model import HiddenTimes, HostTimes, MeasuredModel, noise_lines
 from twinserve.profiles.measured.profile import measured_profile
 from twinserve.profiles.measured.samples import (
     SWAP_IN,
@@ -275,6 +275,24 @@ def test_steps_beyond_the_graphs_wait_for_their_launches():
     assert model.step_seconds(step(0, 0, (256, 0))) < least_s / 2
     assert model.fit.errors["all"] < fit_steps(taken).fit.errors["all"]
     assert fit_steps(samples(), captured=256) == fitted()  # none is worth it
+
+
+def test_graphs_are_those_of_the_runs_seats():
+    model = replace(BY_HAND, captured=512, launch_s=9.0)
+    profile = load_profile("llama-3.1-8b@h200").model_copy(update={"step_model": model})
+    assert profile.model() == model
+    assert [profile.model(n).captured for n in (64, 256)] == [128, 512]
+
+
+def test_a_step_takes_longer_than_what_is_hidden_of_it():
+    """At the shortest context one of 10 requests takes 2 s, and each further request 1/7 s."""
+    hidden = {"requests": (1, 10), "seconds": (0.5, 1.7)}
+    model = replace(BY_HAND, hidden=HiddenTimes(**hidden), overlaps=True)
+    assert model.step_seconds(decodes(10, 16)) == pytest.approx(0.3)
+    with pytest.raises(ValueError, match="hidden: 2.1 s of a decode step of 10 requests, .* 2 s"):
+        replace(BY_HAND, hidden=HiddenTimes(**hidden | {"seconds": (0.5, 2.1)}))
+    with pytest.raises(ValueError, match="hidden: .* of a decode step of 20 requests"):
+        replace(BY_HAND, hidden=HiddenTimes(requests=(1, 9, 10), seconds=(0.5, 1.6, 1.9)))
 
 
 @pytest.mark.parametrize(

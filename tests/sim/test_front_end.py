@@ -14,6 +14,7 @@ from twinserve.policies.baselines.vllm import VllmPolicy
 from twinserve.profiles.front_end import NO_DELAYS, Delays, Service
 from twinserve.sim.cli.main import main, simulate_main
 from twinserve.sim.cli.simulate import headline
+from twinserve.sim.engine.clock import BEFORE_STEPS
 from twinserve.sim.fleet.front_end import ServerThread
 from twinserve.sim.results.files import RunResult, read_run, write_run
 from twinserve.sim.results.metrics import latencies, summarise
@@ -201,6 +202,19 @@ def test_alone_a_request_takes_the_sum_of_its_jobs():
     np.testing.assert_allclose(more, jobs, rtol=1e-6)
 
 
+@pytest.mark.parametrize("output", [1, 20])
+def test_replicas_whose_steps_end_together_detokenise_alike(output):
+    """The end of the first one's step is heard before the second's is booked, which asynchronous
+    scheduling recorded when it began."""
+    service = replace(SERVICE, client="many", detokenise_s=0.02)
+    run = simulate(
+        crowd(2, output), asynchronous=True, replicas=2, front_end=replace(QUEUED, service=service)
+    )
+    rows = run.requests
+    assert rows["engine_first_token_s"].nunique() == rows["first_token_s"].nunique() == 1
+    assert rows["first_token_s"][0] - rows["engine_first_token_s"][0] > 100 * 0.02
+
+
 @pytest.mark.slow
 def test_requests_at_once_wait_for_each_other():
     one, two, none = (
@@ -271,7 +285,15 @@ def test_an_idle_engine_plans_its_second_step_when_the_first_is_launched():
         run = build(workload)
         for engine in run.engines:
             engine.core.asynchronous, engine.launch_s = True, launch_s
-        return by_request(run.run())["first_token_s"].tolist()
+        asked = run.clock.process(under_way(run, 0.002))
+        times = by_request(run.run())["first_token_s"].tolist()
+        assert asked.value == (True, None)  # a second step's memory is not known before its plan
+        return times
+
+    def under_way(run: Small, at_s: float):
+        yield run.clock.at(at_s, BEFORE_STEPS)
+        (engine,) = run.engines
+        return engine._step is not None, engine.run()
 
     (one, late), (same, soon) = first_tokens(0.0), first_tokens(0.0025)
     assert same == one > 0.0025 and soon < late
