@@ -73,8 +73,8 @@ class KvEvents:
     def foretell(self, contents: np.ndarray) -> None:
         """Tell now that `contents` (int64[n], each once) are lost. The pool loses them later, at
         the end of a run of steps, and that is no event any more."""
-        shared = contents[contents < len(self._told)]
-        lost = np.sort(shared[self._told[shared]])
+        known = contents[contents < len(self._told)]
+        lost = np.sort(known[self._told[known]])
         if not len(lost):
             return
         self._told[lost] = False
